@@ -6,12 +6,11 @@ Every gateway of a fleet needs the same. A process that signs nothing never asks
 
 from __future__ import annotations
 
-import os
 import secrets
-import tempfile
 from pathlib import Path
 
 from helexa_site.config import SECRET_KEY_FILE, Config
+from helexa_site.kept_file import keep_once
 from inference.settings.setting import SettingError
 
 SECRET_KEY_BYTES = 48
@@ -31,7 +30,7 @@ def kept_secret_key(data_dir: Path) -> str:
     path = data_dir / SECRET_KEY_FILE
     try:
         if not path.exists():
-            _keep_new_key(path)
+            keep_once(path, secrets.token_urlsafe(SECRET_KEY_BYTES))
         key = path.read_text().strip()
     except OSError as error:
         raise SecretKeyError(
@@ -41,16 +40,3 @@ def kept_secret_key(data_dir: Path) -> str:
     if not key:
         raise SecretKeyError(f"{path} is empty: put the key back, or remove the file for a new one")
     return key
-
-
-def _keep_new_key(path: Path) -> None:
-    """It appears with all that is in it, and once, however many processes start together."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{SECRET_KEY_FILE}.") as file:
-        file.write(secrets.token_urlsafe(SECRET_KEY_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
-        try:
-            os.link(file.name, path)
-        except FileExistsError:
-            return

@@ -3,6 +3,7 @@
 serve.lock    held (flock) by serve and its guardian; says who in plain text
 serve.json    where it answers, and its own key; mode 0600
 secret_key    signs sessions; mode 0600
+instance_id   which instance this is: its servers send it
 redis/        the private Redis's configuration and socket
 logs/         one file per child
 models/       downloaded and converted model files (the neuron's)

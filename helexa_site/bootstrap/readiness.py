@@ -11,12 +11,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import redis
 
 from helexa_site.bootstrap.console import say
 from helexa_site.bootstrap.load_progress import LoadProgressView
+from helexa_site.instance import INSTANCE_HEADER, instance_id
 from inference.protocol.heartbeat import ReplicaState, decode_heartbeat
 from inference.protocol.keys import NEURONS, heartbeat_key
 from inference.settings.gateway import API_KEY, SERVE_KEY
@@ -33,12 +35,15 @@ EnsureWanted = Callable[[], None]
 """Raises when nobody waits for it any more."""
 
 
-def wait_for_gateway(url: str, ensure_wanted: EnsureWanted, *, needs_neuron: bool = True) -> None:
-    """Return once the gateway says that Redis, the database and a neuron are there."""
+def wait_for_gateway(
+    url: str, data_dir: Path, ensure_wanted: EnsureWanted, *, needs_neuron: bool = True
+) -> None:
+    """Return once the gateway of this data directory says that Redis, the database and a neuron are
+    there. Another instance on its port is not waited for: it is no answer."""
     ignored = {"model_away"} if needs_neuron else {"model_away", "neuron_away"}
 
     def is_up() -> bool:
-        health = _get_json(f"{url}/health")
+        health = _get_json(f"{url}/health", instance_id(data_dir))
         is_missing = needs_neuron and not health["neurons"]
         return not is_missing and all(reason["code"] in ignored for reason in health["reasons"])
 
@@ -101,21 +106,30 @@ def _ask(url: str) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
-def _get_json(url: str) -> dict[str, Any]:
-    """The body, also of a 503: /health says in it what is missing."""
+def _get_json(url: str, instance: str | None) -> dict[str, Any]:
+    """The body, also of a 503: /health says in it what is missing. Raises ``ValueError`` where
+    another instance answers."""
+    request = urllib.request.Request(url, headers=_key_header())
     try:
-        body = _open(urllib.request.Request(url, headers=_key_header()))
+        answer: Any = _opener().open(request, timeout=HTTP_TIMEOUT_S)
     except urllib.error.HTTPError as error:
-        body = error.read()
+        answer = error
+    with answer:
+        if answer.headers.get(INSTANCE_HEADER) != instance:
+            raise ValueError("another helexa, with another data directory, answers there")
+        body = answer.read()
     found: dict[str, Any] = json.loads(body)
     return found
 
 
 def _open(request: urllib.request.Request) -> bytes:
-    # Straight to this machine, whatever proxy the environment names.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=HTTP_TIMEOUT_S) as response:
+    with _opener().open(request, timeout=HTTP_TIMEOUT_S) as response:
         return bytes(response.read())
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """Straight to this machine, whatever proxy the environment names."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def _key_header() -> dict[str, str]:

@@ -67,7 +67,9 @@ def start(
         supervisor.start(control_spec())
         _start_gateway(options, config, supervisor)
         _tell_commands(url, data, supervisor)
-        readiness.wait_for_gateway(url, supervisor.ensure_running, needs_neuron=options.with_neuron)
+        readiness.wait_for_gateway(
+            url, data.path, supervisor.ensure_running, needs_neuron=options.with_neuron
+        )
         if has_model := options.with_model and options.with_neuron:
             has_model = wait_for_default_model(url, redis_url, supervisor.ensure_running)
         say_line(f"ready: {shown_url}")

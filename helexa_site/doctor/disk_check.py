@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from helexa_site.config import Config
 from helexa_site.doctor.findings import Finding, failed, ok, warning
+from inference.settings.neuron import HF_HOME, HF_HUB_CACHE
+from inference.settings.setting import Setting
+from inference.settings.storage import DATA_DIR, FILES_DIR
 
 CHECK = "disk"
 GIB = 1024**3
@@ -22,16 +26,23 @@ def disk_findings(
     environment: Mapping[str, str],
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
 ) -> Iterator[Finding]:
-    folders = {"the data directory": config.data_dir}
+    folders: list[tuple[str, Path, Setting[Any]]] = [
+        ("the data directory", config.data_dir, DATA_DIR)
+    ]
     if config.files_dir is not None:
-        folders["the directory of clients' files"] = config.files_dir
-    if named := environment.get("HF_HUB_CACHE") or environment.get("HF_HOME"):
-        folders["the cache of Hugging Face"] = Path(named)
-    for what, folder in folders.items():
+        folders.append(("the directory of clients' files", config.files_dir, FILES_DIR))
+    for setting in (HF_HUB_CACHE, HF_HOME):
+        if named := setting.read(environment):
+            folders.append(("the cache of Hugging Face", Path(named), setting))
+            break
+    for what, folder, setting in folders:
         there = _nearest(folder)
-        if not os.access(there, os.W_OK):
+        if error := _try_to_make(there):
+            verb = "written" if there == folder and there.is_dir() else "made"
             yield failed(
-                CHECK, f"{what} {folder} cannot be written", f"let this user write to {there}"
+                CHECK,
+                f"{what} {folder} cannot be {verb}: {error.strerror}",
+                f"let this user write to {there}, or set {setting.name} to another directory",
             )
             continue
         yield _room(what, folder, free_bytes(there))
@@ -43,6 +54,16 @@ def _room(what: str, folder: Path, free: int) -> Finding:
     if free < LEAST_BYTES:
         return failed(CHECK, text, mend)
     return warning(CHECK, text, mend) if free < LITTLE_BYTES else ok(CHECK, text)
+
+
+def _try_to_make(there: Path) -> OSError | None:
+    """Why no directory can be made there. Whether one can is only known by making one: root may
+    write where nothing can be made. It is removed at once."""
+    try:
+        Path(tempfile.mkdtemp(prefix=".helexa-doctor-", dir=there)).rmdir()
+    except OSError as error:
+        return error
+    return None
 
 
 def _nearest(folder: Path) -> Path:

@@ -76,7 +76,7 @@ def _checks(config: Config, options: DoctorOptions) -> tuple[Check, ...]:
         ("disk", lambda: disk_findings(config, os.environ)),
         ("files", descriptor_findings),
         ("gpu", gpu_findings),
-        ("ports", lambda: port_findings(options.host, options.port, metrics)),
+        ("ports", lambda: port_findings(config.data_dir, options.host, options.port, metrics)),
         ("fleet", fleet_findings),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -16,6 +17,7 @@ import orjson
 from fleet.catalogue import CatalogueEntry
 from fleet.placement import Reject, place
 from fleet.snapshot import FleetSnapshot, ReplicaView
+from helexa_site.instance import INSTANCE_HEADER, instance_id
 from inference.gateway.consumers import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire.errors import ApiError
@@ -52,7 +54,8 @@ class HealthConsumer(ApiConsumer):
         serves = snapshot is not None and can_serve(entries, snapshot)
         knows = await self._may_know()
         found = health_body(serves, reasons, snapshot) if knows else brief_body(serves)
-        await self.respond(200 if serves else 503, found)
+        instance = instance_header(self.gateway.config.data_dir)
+        await self.respond(200 if serves else 503, found, instance)
 
     async def _may_know(self) -> bool:
         try:
@@ -60,6 +63,12 @@ class HealthConsumer(ApiConsumer):
         except ApiError:
             return False
         return True
+
+
+def instance_header(data_dir: Path) -> list[tuple[bytes, bytes]]:
+    """For commands on this machine, which know their own instance by it."""
+    found = instance_id(data_dir)
+    return [(INSTANCE_HEADER.encode(), found.encode())] if found else []
 
 
 def can_serve(entries: Sequence[CatalogueEntry] | None, snapshot: FleetSnapshot) -> bool:

@@ -11,6 +11,7 @@ import logging
 import socket
 import threading
 from concurrent.futures import CancelledError
+from functools import partial
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -19,6 +20,7 @@ from prometheus_client import make_wsgi_app
 
 from fleet.selectors import load_jobs_by_status
 from fleet.snapshot import FleetSnapshot
+from helexa_site.instance import INSTANCE_HEADER, instance_id
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.fleet_metrics import DatabaseCounts, FleetCollector
 from inference.gateway.gateway import Gateway
@@ -83,10 +85,11 @@ class MetricsEndpoint:
 
     def _application(self) -> Any:
         metrics = make_wsgi_app(self._gateway.metrics.registry)
+        instance = instance_id(self._gateway.config.data_dir)
 
         def application(environ: Any, start_response: Any) -> Any:
             if environ["PATH_INFO"].rstrip("/") == METRICS_PATH:
-                return metrics(environ, start_response)
+                return metrics(environ, partial(_start_ours, start_response, instance))
             return _plain(start_response, "404 Not Found", f"Metrics are at {METRICS_PATH}.\n")
 
         return application
@@ -107,6 +110,12 @@ class MetricsEndpoint:
         except (ApiError, TimeoutError, CancelledError):
             asking.cancel()
             return None
+
+
+def _start_ours(start_response: Any, instance: str | None, status: str, headers: Any) -> Any:
+    """With the header by which commands on this machine know their own instance."""
+    ours = [(INSTANCE_HEADER, instance)] if instance else []
+    return start_response(status, [*headers, *ours])
 
 
 def _read_counts() -> DatabaseCounts:

@@ -108,7 +108,7 @@ def hostile(redis_url: str, database: Path, directory: Path) -> dict[str, str]:
         "HELEXA_SECRET_KEY": "of a live server, and long enough",
         "HELEXA_TEST_RUN": "the mark of a live server",
         "HELEXA_TEST_ISOLATED_BY": "1",
-        "HELEXA_MISSPELT": "odd",
+        "HELEXA_COLOUR": "odd",
         "HF_HUB_OFFLINE": "1",
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,10 @@ from fleet import selectors, services
 from helexa_site.bootstrap import readiness
 from helexa_site.bootstrap.database import prepare_database
 from helexa_site.bootstrap.start import wait_for_default_model
+from helexa_site.bootstrap.supervisor import StoppingError
+from helexa_site.instance import instance_id
 from metering.actor import COMMAND
+from tests.answering_server import answering
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -66,3 +70,19 @@ def test_a_default_model_that_was_deleted_is_neither_put_back_nor_waited_for(
     assert selectors.catalogue_list() == ()
     assert waits == []
     assert "is not offered" in capsys.readouterr().out
+
+
+def test_a_gateway_of_another_instance_is_not_waited_for(tmp_path: Path) -> None:
+    """Also where it takes our key and says that all is well."""
+    asked = iter(range(3))
+
+    def ensure_wanted() -> None:
+        if next(asked, None) is None:
+            raise StoppingError
+
+    health = {"/health": b'{"status": "ok", "neurons": [{}], "reasons": []}'}
+    with answering(health, "another") as port, pytest.raises(StoppingError):
+        readiness.wait_for_gateway(f"http://127.0.0.1:{port}", tmp_path, ensure_wanted)
+    ours = instance_id(tmp_path)
+    with answering(health, ours) as port:
+        readiness.wait_for_gateway(f"http://127.0.0.1:{port}", tmp_path, lambda: None)

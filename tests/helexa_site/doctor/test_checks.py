@@ -25,8 +25,11 @@ from helexa_site.doctor.findings import Finding, Level, has_failed, lines_of, ob
 from helexa_site.doctor.port_check import port_findings
 from helexa_site.doctor.settings_check import settings_findings
 from inference.protocol.refusals import Refused
+from inference.settings.metrics_listen import MetricsListen
 from inference.version import VERSION
+from tests.answering_server import answering
 from tests.fleet.conftest import heartbeat
+from tests.live.serving import free_port
 
 
 @pytest.fixture
@@ -105,6 +108,23 @@ def test_gateways_that_ran_out_of_file_descriptors() -> None:
     assert "30 connections" in found.text and "ulimit" in found.mend
 
 
+@pytest.mark.parametrize("place", ["/proc/helexa/var", "a file/var", "a file"])
+def test_a_data_directory_that_cannot_be_made_is_said_as_that(
+    config: Config, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "a file").touch()
+    nowhere = replace(config, data_dir=tmp_path / place)
+    (found,) = disk_findings(nowhere, {})
+    assert found.level is Level.FAILED
+    assert f"the data directory {nowhere.data_dir} cannot be made: " in found.text
+    assert "GiB" not in found.text and "HELEXA_DATA_DIR" in found.mend
+
+
+def test_the_doctor_leaves_nothing_on_the_disk(config: Config, tmp_path: Path) -> None:
+    list(disk_findings(config, {}, lambda _: 50 * GIB))
+    assert list(tmp_path.iterdir()) == []
+
+
 def info(**changes: Any) -> dict[str, Any]:
     return {"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "maxmemory": 0} | changes
 
@@ -175,13 +195,38 @@ def test_a_driver_that_says_nonsense_is_told(tmp_path: Path) -> None:
     assert levels(found) == [Level.WARNING]
 
 
-def test_a_port_that_something_else_holds() -> None:
+def test_a_port_that_something_else_holds(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]  # not listening: whoever asks is refused at once
-        found = list(port_findings("127.0.0.1", port, None))
+        found = list(port_findings(tmp_path, "127.0.0.1", port, None))
     assert levels(found) == [Level.FAILED]
     assert str(port) in found[0].text
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics"])
+@pytest.mark.parametrize(
+    ("sent", "kept", "level"),
+    [
+        ("a", "a", Level.OK),
+        ("b", "a", Level.FAILED),
+        ("b", None, Level.FAILED),
+        (None, None, Level.OK),
+    ],
+)
+def test_a_port_is_ours_where_the_instance_of_the_data_directory_answers(
+    tmp_path: Path, path: str, sent: str | None, kept: str | None, level: Level
+) -> None:
+    if kept is not None:
+        (tmp_path / "instance_id").write_text(kept)
+    with answering({"/health": b'{"status": "ok"}', "/metrics": b"helexa_up 1"}, sent) as port:
+        if path == "/health":
+            found = list(port_findings(tmp_path, "127.0.0.1", port, None))
+        else:
+            listen = MetricsListen("127.0.0.1", port)
+            found = list(port_findings(tmp_path, "127.0.0.1", free_port(), listen))[1:]
+    assert levels(found) == [level]
+    assert ("another data directory" in found[0].text) == (level is Level.FAILED)
 
 
 def test_versions_across_the_fleet() -> None:

@@ -55,6 +55,11 @@ async def scrape(endpoint: MetricsEndpoint, path: str = "/metrics") -> httpx.Res
         return await client.get(f"http://{HOST}:{endpoint.port}{path}")
 
 
+async def test_a_scrape_names_the_instance(gateway: Gateway, endpoint: MetricsEndpoint) -> None:
+    sent = (await scrape(endpoint)).headers["x-helexa-instance"]
+    assert sent == (gateway.config.data_dir / "instance_id").read_text()
+
+
 async def test_a_scrape_shows_requests_fleet_and_load_jobs(
     gateway: Gateway, endpoint: MetricsEndpoint
 ) -> None:

@@ -9,6 +9,7 @@ import json
 import pytest
 import redis.asyncio
 
+from helexa_site.config import Config
 from inference.gateway.gateway import Gateway
 from inference.protocol import keys
 from inference.wire.errors import ServiceUnavailableError
@@ -229,3 +230,12 @@ async def test_probes_do_not_bury_the_log(
     await client.get("/v1/models")
     (line,) = [record.message for record in caplog.records if record.name == "helexa.requests"]
     assert " /v1/models " in line
+
+
+async def test_health_names_the_instance_of_the_data_directory(
+    client: AsgiClient, config: Config
+) -> None:
+    answer = await client.get("/health")
+    sent = dict(answer.headers)["x-helexa-instance"]
+    assert sent == (config.data_dir / "instance_id").read_text()
+    assert dict((await client.get("/health")).headers)["x-helexa-instance"] == sent
