@@ -156,8 +156,16 @@ def rope_scaling(keys: GGUFKeys, max_positions: int) -> RopeScaling | None:
         return None
     if kind == "linear":
         return RopeScaling(kind="linear", factor=factor, original_max_positions=original)
+    if kind == "llama3":
+        raise BadFileError(
+            f"rope scaling 'llama3' is read from the tensor {ROPE_FREQUENCIES}, which the file "
+            "lacks: its metadata does not hold the whole rule; convert the model anew"
+        )
     if kind != "yarn":
-        raise BadFileError(f"rope scaling {kind!r} is not supported; known: linear, llama3, yarn")
+        raise BadFileError(
+            f"rope scaling {kind!r} is not supported; known: linear, yarn, and llama3 by the tensor "
+            f"{ROPE_FREQUENCIES}"
+        )
     if keys.number("rope.scaling.attn_factor", 1.0) != 1.0:
         raise BadFileError("rope.scaling.attn_factor other than 1 is not supported")
     return RopeScaling(

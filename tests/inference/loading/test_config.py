@@ -185,6 +185,24 @@ def test_gguf_rope_divisors_of_another_rule_are_refused(tmp_path: Path) -> None:
         read_gguf_config(read_header(path))
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("llama3", r"read from the tensor rope_freqs\.weight, which the file lacks"),
+        ("dynamic", r"'dynamic' is not supported; known: linear, yarn, and llama3 by the tensor"),
+    ],
+)
+def test_gguf_rope_scaling_that_cannot_be_read_says_why(
+    kind: str, message: str, tmp_path: Path
+) -> None:
+    metadata = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 8.0}
+    path = save_gguf(tmp_path / "x.gguf", TABLE, metadata=metadata)
+    with pytest.raises(BadFileError, match=message) as refused:
+        read_gguf_config(read_header(path))
+    _, _, known = str(refused.value).partition("known:")
+    assert f" {kind}," not in known
+
+
 def _with_divisors(path: Path, divisors: np.ndarray) -> Path:
     import gguf
 
