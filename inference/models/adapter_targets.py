@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 
-ADAPTABLE_ROLES = frozenset({"column", "row"})
+ADAPTABLE_ROLES = frozenset({"column", "row", "state"})
+"""Of ``state`` the matrices: a Gated DeltaNet's projections of its decays and betas."""
 PLANNED_RANK = 16
 """The rank of the adapters that a card keeps room for. One of four times that takes the room of
 four."""

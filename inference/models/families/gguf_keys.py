@@ -163,8 +163,8 @@ def rope_scaling(keys: GGUFKeys, max_positions: int) -> RopeScaling | None:
         )
     if kind != "yarn":
         raise BadFileError(
-            f"rope scaling {kind!r} is not supported; known: linear, yarn, and llama3 by the tensor "
-            f"{ROPE_FREQUENCIES}"
+            f"rope scaling {kind!r} is not supported; known: linear, yarn, and llama3 by the "
+            f"tensor {ROPE_FREQUENCIES}"
         )
     if keys.number("rope.scaling.attn_factor", 1.0) != 1.0:
         raise BadFileError("rope.scaling.attn_factor other than 1 is not supported")

@@ -40,7 +40,9 @@ decoder does as well (`tests/inference/models/families/test_native_vision.py`); 
 runs with Triton's attention, and its steps are not captured in CUDA graphs. Videos are not read.
 
 Adapters (LoRA) change the projections of every family's layers, but no experts and nothing else
-of an MLP that has some (`tests/inference/engine/test_adapters.py`, on both paths). Prefixes are
+of an MLP that has some (`tests/inference/engine/test_adapters.py`, on both paths): of what PEFT
+trains as `all-linear` that leaves out a mixture's shared expert and a tower
+(`families/test_adapter_targets.py`). Prefixes are
 kept on disk for every family but hybrids (`tests/inference/engine/test_prefix_disk.py`). Models of
 every family sleep, on both paths (`tests/inference/engine/load/test_sleeper.py`), hybrids
 (`families/test_hybrid.py::test_a_load`) and transformers' own modules too

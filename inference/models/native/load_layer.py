@@ -115,10 +115,12 @@ def in_order_of_layers(config: ModelConfig, weights: AdapterWeights) -> AdapterW
     """Outputs of what is adapted in the order that this file gives them."""
     modules = dict(weights.modules)
     for index in range(config.num_layers):
-        name = f"model.layers.{index}.{_mixer_names(config, index)[0][0]}"
-        order = _first_order(config, index)
-        if order is not None and (module := modules.get(name)) is not None:
-            modules[name] = replace(module, up=module.up[order])
+        names, _ = _mixer_names(config, index)
+        orders = {names[0]: _first_order(config, index), names[-1]: _gates_order(config, index)}
+        for name, order in orders.items():
+            whole_name = f"model.layers.{index}.{name}"
+            if order is not None and (module := modules.get(whole_name)) is not None:
+                modules[whole_name] = replace(module, up=module.up[order])
     return AdapterWeights(modules)
 
 
@@ -157,6 +159,15 @@ def _first_order(config: ModelConfig, index: int) -> torch.Tensor | None:
     return _by_kind(shape.num_key_heads, [shape.key_head_dim] * 2 + [values] * 2)
 
 
+def _gates_order(config: ModelConfig, index: int) -> torch.Tensor | None:
+    """The same of a DeltaNet's betas and decays, where one weight holds both."""
+    shape = config.delta
+    if config.mixer_kinds[index] != "delta" or shape is None or not shape.names.is_ba_grouped:
+        return None
+    group = shape.num_value_heads // shape.num_key_heads
+    return _by_kind(shape.num_key_heads, [group, group])
+
+
 def _with_delta(
     layer: NativeLayer,
     config: ModelConfig,
@@ -169,9 +180,8 @@ def _with_delta(
     names = shape.names
     parts = list(weights.stored_parts(*(prefix + name for name in names.qkvz)))
     ba = list(weights.stored_parts(*(prefix + name for name in names.ba)))
-    if names.is_ba_grouped:
-        group = shape.num_value_heads // shape.num_key_heads
-        ba = [_with_first(ba[0], _by_kind(shape.num_key_heads, [group, group]))]
+    if (order := _gates_order(config, index)) is not None:
+        ba = [_with_first(ba[0], order)]
     return replace(
         layer,
         qkv=[pack(part, library) for part in (*_in_order(parts, config, index), *ba)],
