@@ -124,6 +124,8 @@ REST_FRAMEWORK = {
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["metering.api.json_parser.PlainJsonParser"],
     "EXCEPTION_HANDLER": "metering.api.problems.problem_response",
+    # OPTIONS is 405 as under /v1: browsers' questions are answered before.
+    "DEFAULT_METADATA_CLASS": None,
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
 }
 

@@ -63,4 +63,5 @@ class DocumentsView(FleetView, SpectacularSwaggerView):
     def handle_exception(self, exc: Exception) -> Response:
         """A refusal is no page."""
         self.request.accepted_renderer = JSONRenderer()
+        self.request.accepted_media_type = JSONRenderer.media_type
         return super().handle_exception(exc)

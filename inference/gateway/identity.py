@@ -19,7 +19,7 @@ from typing import Protocol
 from helexa_site.bootstrap.arguments import is_loopback
 from helexa_site.config import Config
 from helexa_site.hosts import host_is_allowed
-from inference.gateway.origins import is_allowed
+from inference.gateway.origins import NOT_ALLOWED, is_allowed
 from inference.wire.errors import (
     ForbiddenError,
     InsufficientScopeError,
@@ -122,11 +122,7 @@ class Identifier:
         """Raises ``ForbiddenError`` for a web page that is none of the operator's."""
         origin = named.get(b"origin")
         if origin is not None and not is_allowed(self._config, origin.decode("latin-1")):
-            raise ForbiddenError(
-                "origin_not_allowed",
-                "Pages of this origin may use this server only with an API key; its operator can "
-                "name the origin in HELEXA_ALLOWED_ORIGINS.",
-            )
+            raise ForbiddenError("origin_not_allowed", NOT_ALLOWED)
         if not host_is_allowed(self._config, named.get(b"host", b"").decode("latin-1")):
             raise ForbiddenError(
                 "host_not_allowed",

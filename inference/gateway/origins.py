@@ -10,14 +10,24 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import orjson
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 
 from helexa_site.config import Config
+from inference.wire import openai_errors
+from inference.wire.errors import ForbiddenError
 
 ANY = "*"
 LOCAL_ORIGIN = re.compile(
     r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
     r"|(app|file|tauri|vscode-file|vscode-webview)://.*"
+)
+NOT_ALLOWED = (
+    "Web pages of this origin may not use this server: a browser asks it first, without an API "
+    "key, and does not send the request. The operator can name the origin in "
+    "HELEXA_ALLOWED_ORIGINS. A program that is no browser may send an API key."
 )
 SENT_BACK = ("x-request-id", "request-id", "retry-after", "x-helexa-advice", "x-helexa-ignored")
 """The headers of our answers that scripts may read."""
@@ -30,9 +40,22 @@ def is_allowed(config: Config, origin: str) -> bool:
     return LOCAL_ORIGIN.fullmatch(origin) is not None
 
 
+class _Cors(CORSMiddleware):
+    """Starlette's, with a refusal that says what to do."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if not self.is_allowed_origin(request_headers["origin"]):
+            refusal = ForbiddenError("origin_not_allowed", NOT_ALLOWED)
+            response.body = orjson.dumps(openai_errors.error_object(refusal))
+            response.headers["content-length"] = str(len(response.body))
+            response.headers["content-type"] = "application/json"
+        return response
+
+
 def with_cors(application: Any, config: Config) -> Any:
     """The ASGI ``application``, answering browsers' questions about it."""
-    return CORSMiddleware(
+    return _Cors(
         application,
         allow_origins=config.allowed_origins,
         allow_origin_regex=LOCAL_ORIGIN.pattern,

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -19,9 +20,16 @@ BUSY_TIMEOUT_S = 30.0
 
 
 class PagesServer:
-    """``directory`` holds its database and its log; ``hub_url`` stands for Hugging Face."""
+    """``directory`` holds its database and its log; ``hub_url`` stands for Hugging Face;
+    ``settings`` are environment variables."""
 
-    def __init__(self, directory: Path, redis_url: str, hub_url: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        redis_url: str,
+        hub_url: str,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self._database = directory / "pages.sqlite3"
         self._log = directory / "gateway.log"
         self._environment = os.environ | {
@@ -35,6 +43,7 @@ class PagesServer:
             "HF_ENDPOINT": hub_url,
             "HF_HUB_OFFLINE": "0",
             "PYTHONPATH": str(REPOSITORY_DIR),
+            **(settings or {}),
         }
         self._seed()
         self._start()

@@ -60,6 +60,8 @@ async def test_a_browser_asks_before_it_sends(client: AsgiClient) -> None:
     ).finish()
     assert refused.status == 400
     assert "access-control-allow-origin" not in refused.headers
+    assert refused.error["code"] == "origin_not_allowed"
+    assert "HELEXA_ALLOWED_ORIGINS" in refused.error["message"]
 
 
 async def test_answers_and_refusals_can_be_read_by_the_page(client: AsgiClient) -> None:
@@ -70,6 +72,7 @@ async def test_answers_and_refusals_can_be_read_by_the_page(client: AsgiClient) 
         assert "x-helexa-advice" in answer.headers["access-control-expose-headers"]
     refused = await client.get("/v1/models", headers={"Origin": PAGE})
     assert refused.status == 403
+    assert "HELEXA_ALLOWED_ORIGINS" in refused.error["message"]
     assert "access-control-allow-origin" not in refused.headers
 
 
