@@ -61,6 +61,23 @@ def test_a_chat_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert body["temperature"] == 0
 
 
+def test_the_newline_of_echo_is_no_part_of_the_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A small model answers otherwise with it."""
+    asked: list[list[dict[str, str]]] = []
+
+    def ask(_client: ChatClient, _model: str, messages: Any, _write: Any, **_: Any) -> Answer:
+        asked.append(list(messages))
+        return Answer("Paris.", 1, 1.0)
+
+    monkeypatch.setattr(ChatClient, "ask", ask)
+    for piped, question in (("Where?\n", "Where?"), ("a\n\n", "a\n"), (" Where? ", " Where? ")):
+        monkeypatch.setattr("sys.stdin", StringIO(piped))
+        call_command("chat", "some-model", "--url", URL, stdout=StringIO(), stderr=StringIO())
+        assert asked[-1] == [{"role": "user", "content": question}]
+
+
 def test_a_conversation_survives_what_stops_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 

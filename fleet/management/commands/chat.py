@@ -45,7 +45,8 @@ class Command(QuickCommand):
         if options["system"]:
             messages.append({"role": "system", "content": options["system"]})
         if not sys.stdin.isatty():
-            self._turn(client, model, messages, sys.stdin.read(), sampling)
+            question = sys.stdin.read().removesuffix("\n")  # of echo, as shells take it off
+            self._turn(client, model, messages, question, sampling)
             return
         self.stderr.write(f"{model}. Ctrl-C stops an answer; an empty line or Ctrl-D ends.")
         while question := _question():

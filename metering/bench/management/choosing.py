@@ -9,7 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
+
 from fleet.models import Neuron
+from helexa_site.bootstrap.running_serve import find_running
 from inference.settings.commands import URL
 from inference.settings.gateway import API_KEY
 from metering.bench import store
@@ -33,7 +36,7 @@ def add_sweep_arguments(parser: ArgumentParser) -> None:
     whom.add_argument("--build", default="", help="where the endpoint tells none")
     whom.add_argument("--target", action="append", metavar="NAME", help="of those, this one")
     whom.add_argument("--no-fleet", action="store_true", help="leave this fleet's neurons out")
-    whom.add_argument("--url", help=f"of this fleet's gateway (or HELEXA_URL; {DEFAULT_URL})")
+    whom.add_argument("--url", help="of this fleet's gateway (or HELEXA_URL; else the serve here)")
     whom.add_argument("--key", help="sent to the gateway or the --endpoint (or HELEXA_API_KEY)")
     how = parser.add_argument_group("how to measure")
     how.add_argument("--scenario", action="append", metavar="ID", help="as chat:128")
@@ -102,10 +105,16 @@ def _all_targets(options: Mapping[str, Any]) -> Iterator[TargetSpec]:
     else:
         rows = list(BenchTarget.objects.filter(enabled=True))
     if not options["no_fleet"]:
-        url = options["url"] or URL.read(os.environ) or DEFAULT_URL
-        yield from _neurons(url, key)
+        yield from _neurons(*_gateway(options["url"] or URL.read(os.environ), key))
     for row in rows:
         yield store.spec_of(row, os.environ)
+
+
+def _gateway(url: str | None, key: str | None) -> tuple[str, str | None]:
+    """The gateway and a key for it. Where none is named: the serve of this data directory."""
+    if url is None and (running := find_running(settings.CONFIG.data_dir)) is not None:
+        return running.url, key or running.key
+    return url or DEFAULT_URL, key
 
 
 def _neurons(url: str, key: str | None) -> Iterator[TargetSpec]:

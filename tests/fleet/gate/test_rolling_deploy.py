@@ -31,9 +31,9 @@ def fake(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def deploy(fake: Path, upgrade: str) -> subprocess.CompletedProcess[str]:
+def deploy(fake: Path, upgrade: str, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(SCRIPT), "--upgrade", upgrade, "beast", "benjy", "small"],
+        [str(SCRIPT), "--upgrade", upgrade, *flags, "beast", "benjy", "small"],
         env=os.environ | {"HELEXA_MANAGE": str(fake / "manage.py")},
         cwd=fake,
         capture_output=True,
@@ -85,3 +85,10 @@ def test_a_gateway_that_is_away_is_asked_again(fake: Path) -> None:
     done = deploy(fake, "echo upgraded {} >> asked")
     assert done.returncode == 0
     assert done.stderr == "the gateway does not answer\n"
+
+
+def test_the_gates_question_is_handed_on(fake: Path) -> None:
+    assert deploy(fake, "true", "--question", "Which is it?", "--word", "Paris").returncode == 0
+    gated = [line for line in (fake / "asked").read_text().splitlines() if "--expect" in line]
+    assert len(gated) == 3
+    assert all(line.endswith("--question Which is it? --word Paris") for line in gated)
