@@ -26,11 +26,12 @@ from benchmarks.selection import (
     add_options,
     select,
 )
-from benchmarks.server import BenchServer
-from benchmarks.subject import SubjectProcess
+from benchmarks.server import BenchServer, ServerDidNotStartError
+from benchmarks.subject import SubjectError, SubjectProcess
 from benchmarks.vllm_interpreter import process_environment
 from helexa_site.bootstrap.suite import fetch_default_model
 from helexa_site.config import REPOSITORY_DIR
+from inference.loading.errors import LoadError
 
 DATA_DIR = REPOSITORY_DIR / "var" / "bench"
 BOOKKEEPING_SEQUENCES = 256
@@ -52,8 +53,12 @@ def main() -> None:
     console = Console(stderr=True)
     for kind, why in selection.missing.items():
         console.print(f"{kind} is not measured: {why}")
-    results = _measure(arguments, selection, console)
-    _print(results, _own_costs(arguments, selection), as_json_text=arguments.json)
+    try:
+        results = _measure(arguments, selection, console)
+        costs = _own_costs(arguments, selection)
+    except (LoadError, ServerDidNotStartError, SubjectError) as error:
+        sys.exit(f"scripts/bench: {error}")
+    _print(results, costs, as_json_text=arguments.json)
 
 
 def _measure(arguments: argparse.Namespace, selection: Selection, console: Console) -> Results:

@@ -11,12 +11,16 @@ from pathlib import Path
 from benchmarks.run import Measurement, measurements
 from benchmarks.vllm_interpreter import default_interpreter
 
+READING_A_GGUF = ("transformers", "accelerate")
+"""transformers dequantises a GGUF with accelerate alone."""
 IMPORTABLE_PEERS = {
-    "llama_cpp": "llama_cpp",
-    "transformers_generate": "transformers",
-    "transformers_continuous": "transformers",
+    "llama_cpp": ("llama_cpp",),
+    "transformers_generate": READING_A_GGUF,
+    "transformers_continuous": READING_A_GGUF,
 }
-"""Subject kind -> the module that must be importable for it."""
+"""Subject kind -> the modules that must be importable for it."""
+PACKAGES = {"llama_cpp": "llama-cpp-python"}
+"""Module -> what pip calls it, where that differs."""
 
 KINDS = ("helexa_engine", "helexa_http", *IMPORTABLE_PEERS, "vllm_cpu")
 """In the order of the report's columns; ratios are to the first one."""
@@ -68,7 +72,9 @@ def _why_missing(kind: str, vllm_python: Path | None) -> str | None:
         if vllm_python is not None and os.access(vllm_python, os.X_OK):
             return None
         return "no interpreter with vLLM: python -m benchmarks.vllm_interpreter makes one"
-    module = IMPORTABLE_PEERS.get(kind)
-    if module is None or importlib.util.find_spec(module) is not None:
-        return None
-    return f"{module} is not installed"
+    missing = [
+        PACKAGES.get(module, module)
+        for module in IMPORTABLE_PEERS.get(kind, ())
+        if importlib.util.find_spec(module) is None
+    ]
+    return f"pip install {' '.join(missing)} brings what it needs" if missing else None

@@ -7,7 +7,9 @@ the gateway. Servers take turns in rounds; figures are medians of the rounds.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import sys
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.gateway import litellm_proxy
 from benchmarks.gateway.measure import Cell, Reading, measure, median_of
-from benchmarks.gateway.processes import RunningProcess
+from benchmarks.gateway.processes import ProcessFailedError, RunningProcess
 from benchmarks.gateway.stage import MODEL, Stage, StageOptions, stage
 from helexa_site.config import REPOSITORY_DIR
 
@@ -29,7 +31,15 @@ Results = dict[tuple[str, Cell], list[Reading]]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = _parser().parse_args(arguments)
+    try:
+        _main(arguments)
+    except ProcessFailedError as error:
+        sys.exit(f"scripts/bench-gateway: {error}")
+
+
+def _main(arguments: list[str] | None) -> None:
+    parser = _parser()
+    options = parser.parse_args(arguments)
     console = Console(stderr=True)
     wanted = StageOptions(
         step_ms=options.step_ms,
@@ -37,10 +47,11 @@ def main(arguments: list[str] | None = None) -> None:
         with_metrics=options.metrics,
         database_url=options.database_url,
     )
+    kinds = _servers(options, parser, console)
     with stage(wanted) as there:
         servers = [
             there.start_gateway(kind, checkout=checkout)
-            for kind in options.servers
+            for kind in kinds
             for checkout in (REPOSITORY_DIR, *options.beside)
         ]
         if options.litellm is not None:
@@ -55,6 +66,20 @@ def main(arguments: list[str] | None = None) -> None:
         print(json.dumps(_as_json(results), indent=2))
     else:
         _print(results, Console())
+
+
+def _servers(
+    options: argparse.Namespace, parser: argparse.ArgumentParser, console: Console
+) -> list[str]:
+    """Those that were named, else those that are installed: only tests need uvicorn."""
+    missing = {kind for kind in SERVERS if importlib.util.find_spec(kind) is None}
+    if options.servers is not None:
+        if named := missing & set(options.servers):
+            parser.error(f"{', '.join(named)} is not installed: pip install {' '.join(named)}")
+        return list(options.servers)
+    for kind in missing:
+        console.print(f"{kind} is not measured: pip install {kind} brings it")
+    return [kind for kind in SERVERS if kind not in missing]
 
 
 def _run(
@@ -119,7 +144,7 @@ def _as_json(results: Results) -> list[dict[str, Any]]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/bench-gateway", description=__doc__)
-    parser.add_argument("--servers", nargs="*", choices=SERVERS, default=list(SERVERS))
+    parser.add_argument("--servers", nargs="*", choices=SERVERS, help="default: both")
     parser.add_argument("--clients", nargs="+", type=int, default=list(CLIENTS))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--tokens", type=int, default=16, help="of an answer")

@@ -59,3 +59,21 @@ def test_vllm_needs_an_interpreter_that_can_be_run(tmp_path: Path) -> None:
     assert chosen_by("--subjects", "vllm_cpu", "--vllm-python", sys.executable).kinds == [
         "vllm_cpu"
     ]
+
+
+def test_transformers_without_accelerate_is_left_out_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a first start, which installs one and not the other."""
+    monkeypatch.setattr(
+        "benchmarks.selection.importlib.util.find_spec",
+        lambda name: None if name in ("accelerate", "llama_cpp") else object(),
+    )
+    selection = chosen_by(
+        "--subjects", "transformers_generate", "transformers_continuous", "llama_cpp"
+    )
+    assert selection.kinds == []
+    needs = "pip install accelerate brings what it needs"
+    assert selection.missing["transformers_generate"] == needs
+    assert selection.missing["transformers_continuous"] == needs
+    assert "llama-cpp-python" in selection.missing["llama_cpp"]
