@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.live.clients import notes_server
-from tests.live.clients.installed import Clients
+from tests.live.clients.documented import exported, settings_of
+from tests.live.clients.installed import Clients, NotInstalledError
 from tests.live.clients.scenes import HERON, SECRET, SOUP_SCHEMA, call_of, rehearse_agent
 from tests.live.clients.tried import Tried
 from tests.live.scripted_model import ScriptedModel
 
 AGENT_TIMEOUT_S = 120.0
 MODEL, SMALL_CONTEXT, UNKNOWN = "hermes", "llama3", "nosuch"
+WITHOUT_TOOLS = "opened-thinking"
+"""Its template has no place for tools, as the default model's has none."""
 API_KEY = "none"
 
 
@@ -41,6 +44,10 @@ class Stage:
     @property
     def note(self) -> Path:
         return self.project / "note.txt"
+
+    def settings(self, scenario: str, model: str) -> str:
+        """As docs/clients.md has them."""
+        return settings_of(scenario, url=self.url, model=model, key=API_KEY)
 
     def run(self, command: list[str | Path], **env: str) -> str:
         """All that it prints, whatever its exit code."""
@@ -69,7 +76,11 @@ class Agent:
 
 
 def try_agent(agent: Agent, stage: Stage) -> Iterator[Tried]:
-    version = agent.version(stage.clients)
+    try:
+        version = agent.version(stage.clients)
+    except NotInstalledError as error:
+        yield Tried(agent.name, "", "installed", str(error))
+        return
     for name, attempt in agent.features.items():
         stage.note.write_text(f"{SECRET}\n")
         problem = None
@@ -88,15 +99,14 @@ def expect(wanted: str, said: str) -> None:
 # Claude Code.
 
 
-def claude(stage: Stage, question: str, *flags: str, model: str = MODEL) -> str:
+def claude(
+    stage: Stage, question: str, *flags: str, model: str = MODEL, context: int | None = None
+) -> str:
     """Without what it would send to its vendor beside the model's requests."""
-    names = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
     return stage.run(
         [stage.clients.npm_bin("claude"), "-p", question, *flags],
-        **dict.fromkeys(names, model),
-        ANTHROPIC_BASE_URL=stage.url,
-        ANTHROPIC_API_KEY=API_KEY,
-        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+        **exported(stage.settings("claude-code", model)),
+        **({} if context is None else {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context)}),
         DISABLE_TELEMETRY="1",
         DISABLE_ERROR_REPORTING="1",
         DISABLE_AUTOUPDATER="1",
@@ -133,6 +143,19 @@ def claude_unknown_model(stage: Stage) -> None:
     expect("It may not exist", said)
 
 
+def claude_context(stage: Stage) -> None:
+    """What docs/clients.md says that it takes a model that it does not know to have."""
+    stage.model.answers("Claude, how long", "Long.")
+    said = claude(stage, "Claude, how long", "--output-format", "json")
+    expect('"contextWindow":1000000', said)
+    bounded = claude(stage, "Claude, how long", "--output-format", "json", context=131072)
+    expect('"contextWindow":131072', bounded)
+
+
+def claude_without_tools(stage: Stage) -> None:
+    expect("no place for tools", claude(stage, "Say hello", model=WITHOUT_TOOLS))
+
+
 def claude_full_context(stage: Stage) -> None:
     expect("Prompt is too long", claude(stage, "Say hello", model=SMALL_CONTEXT))
 
@@ -141,15 +164,8 @@ def claude_full_context(stage: Stage) -> None:
 
 
 def opencode(stage: Stage, question: str, model: str = MODEL) -> str:
-    limits = {"context": 131072, "output": 32000}
-    models = {name: {"limit": limits} for name in (MODEL, SMALL_CONTEXT, UNKNOWN)}
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": "helexa",
-        "options": {"baseURL": f"{stage.url}/v1", "apiKey": API_KEY},
-        "models": models,
-    }
-    settings = {"share": "disabled", "autoupdate": False, "provider": {"helexa": provider}}
+    settings = json.loads(stage.settings("opencode", model))
+    settings |= {"share": "disabled", "autoupdate": False}
     (stage.project / "opencode.json").write_text(json.dumps(settings))
     return stage.run(
         [stage.clients.npm_bin("opencode"), "run", "-m", f"helexa/{model}", question],
@@ -171,34 +187,28 @@ def opencode_unknown_model(stage: Stage) -> None:
     expect("does not exist here", opencode(stage, "Say hello", UNKNOWN))
 
 
+def opencode_without_tools(stage: Stage) -> None:
+    expect("no place for tools", opencode(stage, "Say hello", WITHOUT_TOOLS))
+
+
 # Codex.
 
 CODEX_SETTINGS = """
-model = "{model}"
-model_provider = "helexa"
-approval_policy = "never"
-sandbox_mode = "danger-full-access"
-web_search = "disabled"
 [analytics]
 enabled = false
 [mcp_servers.{notes}]
 command = "{python}"
 args = ["{notes_server}", "{note}"]
-[model_providers.helexa]
-name = "helexa"
-base_url = "{url}/v1"
-wire_api = "responses"
-env_key = "HELEXA_API_KEY"
 """
-"""The one tool that its vendor's servers would run is off: it is refused by name."""
+SKIP_GIT = ("--skip-git-repo-check",)
+UNATTENDED = ("--dangerously-bypass-approvals-and-sandbox",)
+"""Codex's own sandbox needs rights that a container lacks."""
 
 
 def codex(stage: Stage, question: str, *flags: str | Path, model: str = MODEL) -> str:
     settings_dir = stage.home / "codex"
     settings_dir.mkdir(exist_ok=True)
-    settings = CODEX_SETTINGS.format(
-        model=model,
-        url=stage.url,
+    settings = stage.settings("codex", model) + CODEX_SETTINGS.format(
         notes=notes_server.NAME,
         python=sys.executable,
         notes_server=notes_server.__file__,
@@ -206,7 +216,7 @@ def codex(stage: Stage, question: str, *flags: str | Path, model: str = MODEL) -
     )
     (settings_dir / "config.toml").write_text(settings)
     return stage.run(
-        [stage.clients.npm_bin("codex"), "exec", "--skip-git-repo-check", *flags, question],
+        [stage.clients.npm_bin("codex"), "exec", *UNATTENDED, *SKIP_GIT, *flags, question],
         CODEX_HOME=str(settings_dir),
         HELEXA_API_KEY=API_KEY,
     )
@@ -246,6 +256,10 @@ def codex_unknown_model(stage: Stage) -> None:
     expect("does not exist here", codex(stage, "Say hello", model=UNKNOWN))
 
 
+def codex_without_tools(stage: Stage) -> None:
+    expect("no place for tools", codex(stage, "Say hello", model=WITHOUT_TOOLS))
+
+
 # Qwen Code, aider and llm.
 
 
@@ -254,9 +268,7 @@ def qwen_reads(stage: Stage) -> None:
     rehearse_agent(stage.model, question, "read_file", json.dumps({"file_path": str(stage.note)}))
     said = stage.run(
         [stage.clients.npm_bin("qwen"), "--auth-type", "openai", "-y", "-p", question],
-        OPENAI_API_KEY=API_KEY,
-        OPENAI_BASE_URL=f"{stage.url}/v1",
-        OPENAI_MODEL=MODEL,
+        **exported(stage.settings("qwen-code", MODEL)),
         QWEN_TELEMETRY_ENABLED="false",
     )
     expect(HERON, said)
@@ -271,26 +283,38 @@ def aider_edits(stage: Stage) -> None:
     )
     said = stage.run(
         [stage.clients.python_bin("aider", "aider"), *flags, "note.txt"],
-        OPENAI_API_KEY=API_KEY,
-        OPENAI_API_BASE=f"{stage.url}/v1",
+        **exported(stage.settings("aider", MODEL)),
         LITELLM_LOCAL_MODEL_COST_MAP="True",
     )
     if "egret" not in stage.note.read_text():
         raise AgentProblemError(said[-600:])
 
 
-def llm_answers(stage: Stage) -> None:
+def llm(stage: Stage, *words: str) -> str:
     settings_dir = stage.home / "llm"
     settings_dir.mkdir(exist_ok=True)
-    (settings_dir / "extra-openai-models.yaml").write_text(
-        f"- model_id: helexa\n  model_name: {MODEL}\n  api_base: {stage.url}/v1\n"
-    )
-    said = stage.run(
-        [stage.clients.python_bin("llm", "llm"), "-m", "helexa", "Say hello"],
+    file = settings_dir / "extra-openai-models.yaml"
+    file.write_text(stage.settings("llm", MODEL))
+    return stage.run(
+        [stage.clients.python_bin("llm", "llm"), "-m", "helexa", *words],
         LLM_USER_PATH=str(settings_dir),
-        OPENAI_API_KEY=API_KEY,
     )
-    expect("Hello there.", said)
+
+
+def llm_answers(stage: Stage) -> None:
+    expect("Hello there.", llm(stage, "Say hello"))
+
+
+def llm_makes_an_object(stage: Stage) -> None:
+    stage.model.answers("llm, a dish", '{"dish": "soup"}')
+    expect('{"dish": "soup"}', llm(stage, "--schema", "dish str", "llm, a dish"))
+
+
+def llm_calls_a_tool(stage: Stage) -> None:
+    stage.model.answers("llm, the version", call_of("llm_version", "{}"))
+    version = stage.clients.python_version("llm", "llm")
+    stage.model.answers(f"<tool_response>\n{version}", HERON)
+    expect(HERON, llm(stage, "--tool", "llm_version", "llm, the version"))
 
 
 AGENTS = (
@@ -303,12 +327,18 @@ AGENTS = (
             "structured output": claude_makes_an_object,
             "unknown model": claude_unknown_model,
             "full context": claude_full_context,
+            "context of a model that it does not know": claude_context,
+            "model without tools": claude_without_tools,
         },
     ),
     Agent(
         "opencode",
         lambda clients: clients.npm_version("opencode-ai"),
-        {"tool, stream": opencode_reads, "unknown model": opencode_unknown_model},
+        {
+            "tool, stream": opencode_reads,
+            "unknown model": opencode_unknown_model,
+            "model without tools": opencode_without_tools,
+        },
     ),
     Agent(
         "Codex",
@@ -319,6 +349,7 @@ AGENTS = (
             "WebSocket": codex_over_a_websocket,
             "structured output": codex_makes_an_object,
             "unknown model": codex_unknown_model,
+            "model without tools": codex_without_tools,
         },
     ),
     Agent(
@@ -331,5 +362,9 @@ AGENTS = (
         lambda clients: clients.python_version("aider-chat", "aider"),
         {"edit": aider_edits},
     ),
-    Agent("llm", lambda clients: clients.python_version("llm", "llm"), {"stream": llm_answers}),
+    Agent(
+        "llm",
+        lambda clients: clients.python_version("llm", "llm"),
+        {"stream": llm_answers, "schema": llm_makes_an_object, "tool": llm_calls_a_tool},
+    ),
 )

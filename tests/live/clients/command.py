@@ -18,6 +18,7 @@ from tests.embedding_model import REVISION, SHA256, SOURCE, fetch_embedding_mode
 from tests.live.catalogue import create_model
 from tests.live.clients.agents import AGENTS, Stage, try_agent
 from tests.live.clients.installed import Clients
+from tests.live.clients.readme import SDKS, try_readme
 from tests.live.clients.scenes import rehearse
 from tests.live.clients.sdk_programs import PROGRAMS, Program, try_program
 from tests.live.clients.tried import Tried, print_table
@@ -58,12 +59,14 @@ def try_clients(clients: Clients, run_dir: Path, only: str = "") -> Iterator[Tri
             yield from _try_programs("scripted", programs, clients, scripted)
             for agent in agents:
                 yield from try_agent(agent, _stage(clients, scripted, run_dir / agent.name))
-    if any(one.server == "real" for one in programs):
+    if any(one.server == "real" for one in programs) or any(only in sdk for sdk in SDKS):
         with _ready(_real_serve(run_dir / "real")) as real:
             create_model(
                 real, name=EMBEDDING_MODEL, source=SOURCE, revision=REVISION, sha256=SHA256
             )
             yield from _try_programs("real", programs, clients, real)
+            for sdk in (one for one in SDKS if only in one):
+                yield from try_readme(sdk, clients, real.url)
     if any(one.server == "locked" for one in programs):
         with _ready(Serve(run_dir / "locked", "--no-model", HELEXA_API_KEY="right")) as locked:
             yield from _try_programs("locked", programs, clients, locked)

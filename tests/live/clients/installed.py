@@ -34,9 +34,15 @@ PYTHON_PACKAGES = {
     "instructor": ("instructor", "anthropic"),
     "openai_agents": ("openai-agents",),
     "llm": ("llm",),
+    "openai": ("openai",),
+    "anthropic": ("anthropic",),
     "aider": ("aider-chat",),
 }
 """Environment to what is installed into it."""
+
+
+class NotInstalledError(Exception):
+    """A folder that was kept lacks a client."""
 
 
 class Clients:
@@ -90,11 +96,17 @@ class Clients:
         return self.folder / environment / "bin" / name
 
     def npm_version(self, package: str) -> str:
+        """Raises ``NotInstalledError``."""
         manifest = self.npm_dir / "node_modules" / package / "package.json"
+        if not manifest.is_file():
+            raise NotInstalledError(f"{package} is not installed in {self.folder}")
         version: str = json.loads(manifest.read_text())["version"]
         return version
 
     def python_version(self, package: str, environment: str) -> str:
+        """Raises ``NotInstalledError``."""
+        if not self.python_bin("python", environment).exists():
+            raise NotInstalledError(f"{package} is not installed in {self.folder}")
         code = f"import importlib.metadata as found; print(found.version({package!r}))"
         said = subprocess.check_output([self.python_bin("python", environment), "-c", code])
         return said.decode().strip()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tests.live.clients.installed import Clients
+from tests.live.clients.installed import Clients, NotInstalledError
 from tests.live.clients.tried import Tried
 
 PROGRAM_TIMEOUT_S = 180.0
@@ -58,7 +58,11 @@ PROGRAMS = (
 
 def try_program(program: Program, clients: Clients, url: str) -> Iterator[Tried]:
     """One row for each line that it printed, and one more where it did not end well."""
-    version = program.version(clients)
+    try:
+        version = program.version(clients)
+    except NotInstalledError as error:
+        yield Tried(program.package, "", "installed", str(error))
+        return
     environ = os.environ | {
         "HELEXA_URL": url,
         "PYTHONDONTWRITEBYTECODE": "1",
