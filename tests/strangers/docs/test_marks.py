@@ -1,0 +1,166 @@
+"""Every block of the documentation is marked with how it is executed, or why it is not, and is
+correct as far as reading it can show."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import tomllib
+from argparse import ArgumentParser
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+from django.core.management import get_commands, load_command_class
+from django.core.management.base import CommandError
+
+from helexa_acp.config import load_config
+from helexa_site.bootstrap.arguments import parse_doctor, parse_serve
+from tests.strangers.docs.blocks import (
+    REPOSITORY_DIR,
+    Block,
+    all_blocks,
+    blocks_of,
+    commands_of,
+    inline_commands,
+    pages,
+    text_of,
+)
+from tests.strangers.docs.scenarios import SCENARIOS
+
+BLOCKS = all_blocks()
+SHELL = [block for block in BLOCKS if block.language == "sh"]
+LANGUAGES = {"sh", "python", "json", "toml", "yaml"}
+BEFORE_DJANGO = {"serve": parse_serve, "doctor": parse_doctor}
+WITHOUT_PARSER = {"neuron", "test", "version", "environment"}
+"""Commands of ours that need a real value, or hand everything on."""
+MANAGE = re.compile(r"^(?:python3 )?manage\.py (?P<words>.+)$")
+SAMPLE = """
+<!-- run: serve -->
+```sh
+echo one
+```
+```python
+print(2)
+```
+<!-- not run: a diagram -->
+```
+a ─▶ b
+```
+"""
+
+
+def test_blocks_are_read_with_their_marks() -> None:
+    first, second, third = blocks_of("page.md", SAMPLE)
+    assert (first.scenario, first.text, first.line) == ("serve", "echo one\n", 3)
+    assert (second.language, second.scenario, second.reason) == ("python", "", "")
+    assert (third.reason, third.language) == ("a diagram", "")
+
+
+def test_there_are_blocks() -> None:
+    assert len(BLOCKS) > 30
+    assert {block.page for block in BLOCKS} >= {"README.md", "docs/clients.md"}
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_block_says_how_it_is_run(block: Block) -> None:
+    assert block.scenario or block.reason, (
+        f"{block}: the line before it is neither <!-- run: SCENARIO --> nor "
+        "<!-- not run: REASON -->"
+    )
+    if block.scenario:
+        assert block.scenario in SCENARIOS, f"{block}: known are {', '.join(SCENARIOS)}"
+    assert block.language in LANGUAGES or block.reason or block.scenario == "first-start", block
+
+
+def test_every_scenario_is_used_and_tested() -> None:
+    used = {block.scenario for block in BLOCKS if block.scenario}
+    assert used == set(SCENARIOS)
+    for scenario, file in SCENARIOS.items():
+        assert f'"{scenario}"' in (Path(__file__).parent / file).read_text(), scenario
+
+
+@pytest.mark.parametrize("block", [one for one in BLOCKS if one.language], ids=str)
+def test_a_block_is_of_its_language(block: Block) -> None:
+    match block.language:
+        case "sh":
+            checked = subprocess.run(
+                ["bash", "-n"], input=block.text, capture_output=True, text=True, check=False
+            )
+            assert checked.stderr == ""
+        case "python":
+            compile(block.text, str(block), "exec")
+        case "json":
+            json.loads(block.text)
+        case "toml":
+            tomllib.loads(block.text)
+        case "yaml":
+            yaml.safe_load(block.text)
+
+
+@cache
+def parser_of(command: str) -> ArgumentParser:
+    app = get_commands()[command]
+    assert isinstance(app, str)
+    return load_command_class(app, command).create_parser("manage.py", command)
+
+
+@pytest.mark.parametrize("block", SHELL, ids=str)
+def test_commands_take_what_they_are_given(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their own parsers, which know every flag."""
+    for line in commands_of(block):
+        match = MANAGE.match(line.partition("|")[0].strip())
+        if match is None:
+            continue
+        command, *words = shlex.split(match["words"])
+        if command in BEFORE_DJANGO:
+            BEFORE_DJANGO[command](words)
+        elif command not in WITHOUT_PARSER:
+            try:
+                parser_of(command).parse_args(words)
+            except CommandError as error:
+                pytest.fail(f"{block}: {line}: {error}")
+
+
+@pytest.mark.parametrize("page", pages())
+def test_commands_in_the_prose_exist(page: str) -> None:
+    """Their flags as well. What a flag takes is a placeholder there."""
+    for line in inline_commands(text_of(page)):
+        if line.startswith("scripts/"):
+            script = REPOSITORY_DIR / line.split()[0]
+            assert os.access(script, os.X_OK), f"{page}: {line}"
+            continue
+        match = MANAGE.match(line)
+        assert match is not None, f"{page}: {line}"
+        command, *words = match["words"].split()
+        if command in BEFORE_DJANGO or command in WITHOUT_PARSER or not command.islower():
+            continue
+        assert command in get_commands(), f"{page}: {line}"
+        known = flags_of(parser_of(command))
+        for flag in re.findall(r"--[a-z][a-z-]*", " ".join(words)):
+            assert flag in known, f"{page}: {line}: {flag}"
+
+
+def flags_of(parser: ArgumentParser) -> set[str]:
+    """With those of its subcommands."""
+    found = set()
+    for action in parser._actions:
+        found |= set(action.option_strings)
+        if isinstance(action.choices, dict):
+            for inner in action.choices.values():
+                found |= flags_of(inner)
+    return found
+
+
+def test_the_editor_bridge_reads_its_example(tmp_path: Path) -> None:
+    for block in BLOCKS:
+        if block.scenario == "editor-bridge":
+            file = tmp_path / "config.toml"
+            file.write_text(block.text)
+            config = load_config({"HELEXA_ACP_CONFIG_PATH": str(file), "HELEXA_API_KEY": "KEY"})
+            assert config.default_endpoint.name == "home"
+            assert config.default_endpoint.api_key == "KEY"

@@ -1,0 +1,92 @@
+"""Blocks that talk to a running server: on one real server with the default model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.live.serving import REPOSITORY_DIR, Serve
+from tests.strangers.docs.blocks import Block
+from tests.strangers.docs.newcomer import Newcomer, blocks_for, linked_checkout
+
+pytestmark = [pytest.mark.slow, pytest.mark.limit_s(600)]
+
+SCOPES = "inference,usage:read,fleet:read,fleet:write"
+NO_VERDICT = 2
+"""``bench compare`` has too few samples to say anything."""
+
+
+@pytest.fixture(scope="module")
+def key(server: Serve) -> str:
+    """With every scope, of an account that no page names."""
+    manage(server, "accounts", "create", "readers")
+    made = manage(server, "keys", "create", "readers", "--scopes", SCOPES, "--json")
+    return str(json.loads(made)["key"])
+
+
+@pytest.fixture(scope="module")
+def neuron(server: Serve) -> str:
+    return str(server.health()["neurons"][0]["name"])
+
+
+@pytest.fixture(scope="module")
+def newcomer(
+    server: Serve, key: str, neuron: str, tmp_path_factory: pytest.TempPathFactory
+) -> Newcomer:
+    rewrites = {
+        "http://127.0.0.1:31313": server.url,
+        "http://gateway:31313": server.url,
+        "http://gpu-box:8080": server.url,
+        "HELEXA_API_KEY=hx-…": f"HELEXA_API_KEY={key}",
+        "'ssh {} sudo apt-get install --yes helexa-neuron' beast benjy": (
+            f"true --question 'What is the capital of France?' --word Paris {neuron}"
+        ),
+        # What would take half an hour on a processor.
+        "bench once": "bench once --samples 2 --scenario chat:128 --max-tokens 8",
+        "beast@0.2.0": neuron,
+        "beast": neuron,
+    }
+    folder = linked_checkout(tmp_path_factory.mktemp("newcomer") / "helexa")
+    environment = {"HELEXA_DATA_DIR": str(server.data_dir)}
+    return Newcomer(folder, rewrites=rewrites, environment=environment)
+
+
+def manage(server: Serve, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY_DIR / "manage.py"), *words],
+        env=server.find("gateway").environ(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("block", blocks_for("serve"), ids=str)
+def test_a_block_works_on_a_server(newcomer: Newcomer, block: Block) -> None:
+    said = newcomer.paste(block)
+    if "capital of France" in block.text:
+        assert "Paris" in said
+
+
+def test_the_bench_measures_reports_and_compares(newcomer: Newcomer) -> None:
+    """Of one build there is nothing to compare yet, which is said with a code of its own."""
+    (block,) = blocks_for("bench")
+    for line in newcomer.text_of(block).splitlines():
+        said = newcomer.run(line, exit_codes=(0, NO_VERDICT) if "bench compare" in line else (0,))
+        assert said.strip() or "bench compare" in line, line
+
+
+def test_the_models_file_can_be_imported(newcomer: Newcomer, tmp_path: Path) -> None:
+    """What it would change is shown. To change it would have a model downloaded."""
+    (block,) = blocks_for("models-file")
+    file = tmp_path / "models.toml"
+    file.write_text(newcomer.text_of(block))
+    said = newcomer.run(f"python3 manage.py models import {file}")
+    assert "qwen3-8b-gguf" in said
+    assert "gpt-4o-mini" in said
