@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import redis
 
 from fleet.errors import SnapshotUnavailableError
-from fleet.report_bounds import value_problem
+from fleet.neuron_reads import NeuronValueError, run_reads, text_read
+from fleet.report_bounds import printable, value_problem
 from inference.protocol.downloads import CacheReport, decode_cache_report
 from inference.protocol.keys import downloads_key
 
@@ -23,12 +24,9 @@ MAX_REPORT_BYTES = 8 * 1024 * 1024
 
 def read_cache_reports(client: redis.Redis, neurons: Sequence[str]) -> dict[str, CacheReport]:
     """The report of each neuron that has one, by its name. Raises ``SnapshotUnavailableError``."""
-    if not neurons:
-        return {}
+    reads = [text_read(downloads_key(neuron), max_bytes=MAX_REPORT_BYTES) for neuron in neurons]
     try:
-        payloads: list[bytes | None] = client.mget(  # type: ignore[assignment]
-            [downloads_key(neuron) for neuron in neurons]
-        )
+        payloads = run_reads(client, reads)
     except (redis.RedisError, OSError) as error:
         raise SnapshotUnavailableError("Redis does not answer") from error
     reports = {}
@@ -36,6 +34,8 @@ def read_cache_reports(client: redis.Redis, neurons: Sequence[str]) -> dict[str,
         if payload is None:
             continue
         try:
+            if isinstance(payload, NeuronValueError):
+                raise ValueError(str(payload))
             reports[neuron] = _understood(neuron, payload)
         except ValueError as error:
             logger.warning("the downloads of %s are not understood: %s", neuron, error)
@@ -44,11 +44,9 @@ def read_cache_reports(client: redis.Redis, neurons: Sequence[str]) -> dict[str,
 
 def _understood(neuron: str, payload: bytes) -> CacheReport:
     """Raises ``ValueError``, which msgspec's errors are."""
-    if len(payload) > MAX_REPORT_BYTES:
-        raise ValueError(f"{len(payload)} bytes are over the bound of {MAX_REPORT_BYTES}")
     report = decode_cache_report(payload)
     if report.neuron != neuron:
         raise ValueError("it is another neuron's")
     if problem := value_problem(report):
         raise ValueError(problem)
-    return report
+    return printable(report)

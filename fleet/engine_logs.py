@@ -1,10 +1,11 @@
 """The last lines of an engine's log, asked of its neuron through Redis.
 
-Celery task neuron.tell_log ─▶ the neuron ─▶ one answer in a list of its own ─▶ BLPOP
+Celery task neuron.tell_log ─▶ the neuron ─▶ one answer in a list of its own ─▶ LPOP
 """
 
 from __future__ import annotations
 
+import time
 import uuid
 from dataclasses import dataclass
 
@@ -13,11 +14,15 @@ import redis
 
 from fleet import live, neuron_client, selectors
 from fleet.errors import EngineLogUnavailableError, ReplicaNotFoundError, SnapshotUnavailableError
+from fleet.neuron_reads import NeuronValueError, item_pop
+from inference.logs.formatters import one_line
 from inference.protocol.engine_logs import EngineLogAnswer, decode_engine_log
 from inference.protocol.keys import engine_log_key
 
 ANSWER_TIMEOUT_S = 3.0
-"""Less than the patience of this process' Redis client."""
+POLL_INTERVAL_S = 0.05
+"""An answer is measured before it is read, which a blocking pop would not do."""
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
 DEFAULT_LINES = 100
 
 
@@ -45,21 +50,20 @@ def engine_log(neuron_name: str, model_name: str, num_lines: int = DEFAULT_LINES
         raise ReplicaNotFoundError(
             f"No engine for {model} has run on {neuron.name} since that was started"
         )
-    return EngineLog(neuron=neuron.name, model=model, lines=tuple(answer.lines))
+    return EngineLog(neuron=neuron.name, model=model, lines=tuple(map(one_line, answer.lines)))
 
 
 def _wait_for(neuron_name: str, ask_id: str) -> EngineLogAnswer:
     """Raises ``EngineLogUnavailableError``, ``SnapshotUnavailableError``."""
-    client = live.redis_client()
+    pop = item_pop(engine_log_key(neuron_name, ask_id), max_bytes=MAX_ANSWER_BYTES)
+    give_up_s = time.monotonic() + ANSWER_TIMEOUT_S
     try:
-        popped: tuple[bytes, bytes] | None = client.blpop(  # type: ignore[assignment]
-            [engine_log_key(neuron_name, ask_id)], timeout=ANSWER_TIMEOUT_S
-        )
+        while (answer := pop.run(live.redis_client())) is None:
+            if time.monotonic() > give_up_s:
+                raise EngineLogUnavailableError(f"{neuron_name} does not answer: is it away?")
+            time.sleep(POLL_INTERVAL_S)
+        return decode_engine_log(answer)
     except (redis.RedisError, OSError) as error:
         raise SnapshotUnavailableError("Redis does not answer") from error
-    if popped is None:
-        raise EngineLogUnavailableError(f"{neuron_name} does not answer: is it away?")
-    try:
-        return decode_engine_log(popped[1])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, NeuronValueError) as error:
         raise EngineLogUnavailableError(f"The answer of {neuron_name} is not understood") from error

@@ -2,7 +2,7 @@
 for threads.
 
     ZRANGE helexa:neurons, HGETALL helexa:neurons:wishes, GET helexa:turns
-        └─▶ MGET of their heartbeats
+        └─▶ GETRANGE of their heartbeats
 
 Two round trips; the building is shared and pure. A heartbeat's key expires a few seconds after the
 neuron falls silent, so what can be read is alive by Redis' clock alone.
@@ -23,7 +23,14 @@ from django.conf import settings
 
 from fleet.errors import SnapshotUnavailableError
 from fleet.load_orders import load_orders
-from fleet.reports import Report, read_report
+from fleet.neuron_reads import (
+    NeuronValueError,
+    Read,
+    run_reads,
+    run_reads_async,
+    text_read,
+)
+from fleet.reports import MAX_REPORT_BYTES, Report, read_report
 from fleet.snapshot import FleetSnapshot, build_snapshot
 from fleet.turns import Turn, decode_turns, encode_turns
 from fleet.wishes import NO_WISHES, Wishes, decode_wishes
@@ -59,7 +66,7 @@ async def read_snapshot(
     """Raises ``SnapshotUnavailableError`` when Redis does not answer."""
     try:
         names, wishes, turns = _names_wishes_turns(await _ask_for_names(client).execute())
-        payloads = await client.mget(_heartbeat_keys(names)) if names else []
+        payloads = await run_reads_async(client, _heartbeat_reads(names))
     except (redis.RedisError, OSError) as error:
         raise SnapshotUnavailableError("Redis does not answer") from error
     return _live_fleet(names, payloads, wishes, turns).snapshot(before)
@@ -75,7 +82,7 @@ def read_live_fleet(client: redis.Redis) -> LiveFleet:
     when Redis does not answer."""
     try:
         names, wishes, turns = _names_wishes_turns(_ask_for_names(client).execute())
-        payloads = client.mget(_heartbeat_keys(names)) if names else []
+        payloads = run_reads(client, _heartbeat_reads(names))
     except (redis.RedisError, OSError) as error:
         raise SnapshotUnavailableError("Redis does not answer") from error
     return _live_fleet(names, payloads, wishes, turns)
@@ -151,13 +158,13 @@ def _decode_turns(payload: bytes | str | None) -> tuple[Turn, ...]:
         return ()
 
 
-def _heartbeat_keys(names: Sequence[str]) -> list[str]:
-    return [keys.heartbeat_key(name) for name in names]
+def _heartbeat_reads(names: Sequence[str]) -> list[Read[bytes | None]]:
+    return [text_read(keys.heartbeat_key(name), max_bytes=MAX_REPORT_BYTES) for name in names]
 
 
 def _live_fleet(
     names: Sequence[str],
-    payloads: Sequence[bytes | str | None],
+    payloads: Sequence[bytes | NeuronValueError | None],
     wishes: Wishes | None,
     turns: tuple[Turn, ...],
 ) -> LiveFleet:

@@ -1,16 +1,21 @@
 """Reads what a neuron has written to Redis, never more than a bound in bytes.
 
-A neuron may write anything of any size and type under its own keys. Scripts that gateways and
-controls run measure a value in Redis before it is read, so that an oversized one costs a gateway
-nothing. A value of another type is an error of that neuron alone.
+A neuron may write anything of any size and type under its own keys. A text is read up to its bound;
+of anything else scripts that gateways and controls run measure it in Redis before it is read, so an
+oversized value costs its reader nothing. A value of another type is an error of that neuron alone.
+
+A ``Read`` is a command for a pipeline of either kind of client, and what its reply means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import redis
+
+Value = TypeVar("Value")
 
 READ_STREAM = """
 local num_bytes = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', '0')
@@ -37,35 +42,124 @@ return redis.call('HMGET', KEYS[1], unpack(ARGV, 2))
 """KEYS: the hash. ARGV: the most bytes that one field may hold, the fields. Returns their values,
 or how many bytes one holds where that is too many."""
 
+READ_HASH = """
+local num_bytes = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', '0')
+if num_bytes and num_bytes > tonumber(ARGV[1]) then
+    return num_bytes
+end
+return redis.call('HGETALL', KEYS[1])
+"""
+"""KEYS: the hash. ARGV: the most bytes it may take. Returns names and values in turns, or how many
+bytes it takes where that is too many."""
+
+POP_ITEM = """
+local num_bytes = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', '0')
+if num_bytes and num_bytes > tonumber(ARGV[1]) then
+    return num_bytes
+end
+return redis.call('LPOP', KEYS[1])
+"""
+"""KEYS: the list. ARGV: the most bytes it may take. Returns its first item, which leaves it, or how
+many bytes the list takes where that is too many."""
+
 StreamEntries = list[tuple[bytes, dict[bytes, bytes]]]
 
 
-class OversizedError(Exception):
-    """A neuron's value in Redis is larger than anybody reads."""
-
-    def __init__(self, key: str, num_bytes: int, bound: int) -> None:
-        super().__init__(f"{key} holds {num_bytes} bytes, over the bound of {bound}")
+class NeuronValueError(Exception):
+    """A neuron's value in Redis is larger than anybody reads, or of another type."""
 
 
-def stream_read(client: redis.Redis, key: str, *, max_bytes: int, count: int) -> StreamEntries:
-    """The oldest entries of a neuron's stream. Raises ``OversizedError`` where the whole stream
-    takes more than ``max_bytes``, ``redis.ResponseError`` where it is none, and
-    ``redis.RedisError``."""
-    reply: Any = client.eval(READ_STREAM, 1, key, max_bytes, count)
-    if isinstance(reply, int):
-        raise OversizedError(key, reply, max_bytes)
-    return [
-        (entry_id, dict(zip(fields[::2], fields[1::2], strict=True))) for entry_id, fields in reply
-    ]
+@dataclass(frozen=True, slots=True)
+class Read(Generic[Value]):
+    command: tuple[bytes | str | int, ...]
+    key: str
+    max_bytes: int
+    decode: Callable[[Any], Value]
+
+    def value(self, reply: Any) -> Value:
+        """What the command's reply holds. Raises ``NeuronValueError`` for what its neuron alone is
+        to blame for, and an error of Redis as it is."""
+        if isinstance(reply, Exception):
+            if "WRONGTYPE" in str(reply):
+                raise NeuronValueError(f"{self.key} is of another type") from reply
+            raise reply
+        if isinstance(reply, int):
+            raise NeuronValueError(
+                f"{self.key} holds {reply} bytes, over the bound of {self.max_bytes}"
+            )
+        return self.decode(reply)
+
+    def run(self, client: redis.Redis) -> Value:
+        """Raises as ``value`` does, and ``redis.RedisError``."""
+        (value,) = run_reads(client, [self])
+        if isinstance(value, NeuronValueError):
+            raise value
+        return value
 
 
-def fields_read(
-    client: redis.Redis, key: str, fields: Sequence[str], *, max_bytes: int
-) -> list[bytes | None]:
-    """Fields of a neuron's hash. Raises as ``stream_read`` does, ``OversizedError`` where one of
-    them holds more than ``max_bytes``."""
-    reply: Any = client.eval(READ_FIELDS, 1, key, max_bytes, *fields)
-    if isinstance(reply, int):
-        raise OversizedError(key, reply, max_bytes)
-    values: list[bytes | None] = reply
+def text_read(key: str, *, max_bytes: int) -> Read[bytes | None]:
+    """``None`` where there is none."""
+
+    def decode(reply: Any) -> bytes | None:
+        data = reply.encode() if isinstance(reply, str) else bytes(reply)
+        if len(data) > max_bytes:
+            raise NeuronValueError(f"{key} holds more than {max_bytes} bytes")
+        return data or None
+
+    return Read(("GETRANGE", key, 0, max_bytes), key, max_bytes, decode)
+
+
+def stream_read(key: str, *, max_bytes: int, count: int) -> Read[StreamEntries]:
+    """The oldest entries; ``max_bytes`` is the bound of the whole stream."""
+
+    def decode(reply: Any) -> StreamEntries:
+        return [(entry_id, _as_dict(fields)) for entry_id, fields in reply]
+
+    return Read(("EVAL", READ_STREAM, 1, key, max_bytes, count), key, max_bytes, decode)
+
+
+def fields_read(key: str, fields: Sequence[str], *, max_bytes: int) -> Read[list[bytes | None]]:
+    """Fields of a hash, each of which may hold ``max_bytes``."""
+    return Read(("EVAL", READ_FIELDS, 1, key, max_bytes, *fields), key, max_bytes, list)
+
+
+def hash_read(key: str, *, max_bytes: int) -> Read[dict[bytes, bytes]]:
+    """``max_bytes`` is the bound of the whole hash."""
+    return Read(("EVAL", READ_HASH, 1, key, max_bytes), key, max_bytes, _as_dict)
+
+
+def item_pop(key: str, *, max_bytes: int) -> Read[bytes | None]:
+    """The first item of a list; ``max_bytes`` is the bound of the whole list."""
+    return Read(("EVAL", POP_ITEM, 1, key, max_bytes), key, max_bytes, lambda reply: reply)
+
+
+def run_reads(client: redis.Redis, reads: Sequence[Read[Value]]) -> list[Value | NeuronValueError]:
+    """In one round trip; one neuron's fault is in its place. Raises ``redis.RedisError``."""
+    pipeline: Any = client.pipeline(transaction=False)
+    for read in reads:
+        pipeline.execute_command(*read.command)
+    return _values(reads, pipeline.execute(raise_on_error=False) if reads else [])
+
+
+async def run_reads_async(
+    client: redis.asyncio.Redis, reads: Sequence[Read[Value]]
+) -> list[Value | NeuronValueError]:
+    """As ``run_reads``."""
+    pipeline = client.pipeline(transaction=False)
+    for read in reads:
+        pipeline.execute_command(*read.command)
+    return _values(reads, await pipeline.execute(raise_on_error=False) if reads else [])
+
+
+def _values(reads: Sequence[Read[Value]], replies: Sequence[Any]) -> list[Value | NeuronValueError]:
+    values: list[Value | NeuronValueError] = []
+    for read, reply in zip(reads, replies, strict=True):
+        try:
+            values.append(read.value(reply))
+        except NeuronValueError as error:
+            values.append(error)
     return values
+
+
+def _as_dict(reply: Any) -> dict[bytes, bytes]:
+    return dict(zip(reply[::2], reply[1::2], strict=True))

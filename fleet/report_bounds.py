@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+
+from inference.logs.formatters import one_line
+
+Report = TypeVar("Report", bound=msgspec.Struct)
 
 MAX_TEXT_LENGTH = 4096
 TEXT_LENGTHS = {
@@ -54,6 +58,24 @@ def value_problem(report: msgspec.Struct) -> str | None:
         if problem := _problem(name, value):
             return f"{name}: {problem}"
     return None
+
+
+def printable(report: Report) -> Report:
+    """The report with its control and invisible characters escaped, and spaces for line ends: its
+    texts reach terminals, where raw ones move the cursor, forge lines or reorder what is shown."""
+    if all(text.isprintable() for _, text in _values(report) if isinstance(text, str)):
+        return report
+    return msgspec.convert(_printable(msgspec.to_builtins(report)), type(report))
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return one_line(value.replace("\n", " "))
+    if isinstance(value, dict):
+        return {_printable(key): _printable(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(one) for one in value]
+    return value
 
 
 def _values(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

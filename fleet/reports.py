@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import msgspec
 
 from fleet.load_orders import LoadOrders
-from fleet.report_bounds import value_problem
+from fleet.neuron_reads import NeuronValueError
+from fleet.report_bounds import printable, value_problem
 from inference.protocol.heartbeat import NeuronHeartbeat, decode_heartbeat
 
 logger = logging.getLogger(__name__)
@@ -35,13 +36,17 @@ class Report:
     problem: str = ""
 
 
-def read_report(name: str, payload: bytes | str, orders: LoadOrders | None = None) -> Report:
+def read_report(
+    name: str, payload: bytes | NeuronValueError, orders: LoadOrders | None = None
+) -> Report:
     """What the neuron of that name says of itself, without the replicas that ``orders`` knows
     nothing of. A refusal is logged once."""
     last = _last_read.get(name)
     if last is not None and last[0] == payload:
         return last[1]
     try:
+        if isinstance(payload, NeuronValueError):
+            raise ValueError(str(payload))
         heartbeat = _understood(name, payload)
         report = Report(name, heartbeat if orders is None else _ordered(heartbeat, orders))
         if report.heartbeat is heartbeat:
@@ -73,7 +78,7 @@ def _ordered(heartbeat: NeuronHeartbeat, orders: LoadOrders) -> NeuronHeartbeat:
     return msgspec.structs.replace(ordered, host=host)
 
 
-def _understood(name: str, payload: bytes | str) -> NeuronHeartbeat:
+def _understood(name: str, payload: bytes) -> NeuronHeartbeat:
     """Raises ``ValueError``, which msgspec's errors are."""
     if len(payload) > MAX_REPORT_BYTES:
         raise ValueError(f"{len(payload)} bytes are over the bound of {MAX_REPORT_BYTES}")
@@ -94,7 +99,7 @@ def _understood(name: str, payload: bytes | str) -> NeuronHeartbeat:
         raise ValueError("it names one device twice")
     if problem := value_problem(heartbeat):
         raise ValueError(problem)
-    return heartbeat
+    return printable(heartbeat)
 
 
 class _Told:
@@ -116,5 +121,5 @@ class _Told:
 
 
 _told = _Told()
-_last_read: dict[str, tuple[bytes | str, Report]] = {}
+_last_read: dict[str, tuple[bytes | NeuronValueError, Report]] = {}
 """Gateways look several times between two reports."""

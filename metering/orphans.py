@@ -11,7 +11,7 @@ import logging
 import msgspec
 import redis
 
-from fleet.neuron_reads import OversizedError, fields_read
+from fleet.neuron_reads import NeuronValueError, fields_read
 from inference.protocol.held import MAX_HELD_BYTES, decode_held_requests
 from inference.protocol.keys import gateway_alive_key, held_key
 from metering import store
@@ -74,9 +74,10 @@ def _held_by_neurons(client: redis.Redis, gateway_id: str) -> set[str]:
     known: set[str] = set()
     for name in neuron_names(client):
         try:
-            (listed,) = fields_read(client, held_key(name), [gateway_id], max_bytes=MAX_HELD_BYTES)
+            read = fields_read(held_key(name), [gateway_id], max_bytes=MAX_HELD_BYTES)
+            (listed,) = read.run(client)
             if listed is not None:
                 known.update(decode_held_requests(listed).request_ids)
-        except (msgspec.DecodeError, OversizedError, redis.ResponseError) as error:
+        except (msgspec.DecodeError, NeuronValueError) as error:
             logger.warning("what neuron %s holds is not understood: %s", name, error)
     return known

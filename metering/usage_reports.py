@@ -24,7 +24,7 @@ import redis
 from django.db import Error as DatabaseError
 from django.db import InterfaceError, OperationalError
 
-from fleet.neuron_reads import OversizedError, StreamEntries, stream_read
+from fleet.neuron_reads import NeuronValueError, StreamEntries, stream_read
 from inference.protocol.events import Usage
 from inference.protocol.keys import (
     NEURON_NAME,
@@ -103,17 +103,13 @@ def _settle_stream(
 
 def _entries(client: redis.Redis, key: str, neuron: str, using: str) -> StreamEntries:
     """Of a stream that nobody can read nothing is kept but a row that says so."""
+    read = stream_read(key, max_bytes=MAX_STREAM_BYTES, count=REPORTS_PER_BATCH)
     try:
-        return stream_read(client, key, max_bytes=MAX_STREAM_BYTES, count=REPORTS_PER_BATCH)
-    except OversizedError as error:
-        problem = str(error)
-    except redis.ResponseError as error:
-        if "WRONGTYPE" not in str(error):
-            raise
-        problem = f"{key} is no stream"
-    client.unlink(key)
-    _set_aside(neuron, problem, using)
-    return []
+        return read.run(client)
+    except NeuronValueError as error:
+        client.unlink(key)
+        _set_aside(neuron, str(error), using)
+        return []
 
 
 def _fitting(

@@ -13,17 +13,22 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 import redis
 import redis.asyncio
 
+from fleet.neuron_reads import NeuronValueError, fields_read, run_reads_async
 from inference.gateway.dispatch import Dispatcher, redis_unavailable
 from inference.gateway.event_readers import EventReaders
 from inference.gateway.streams import RequestStream, RequestStreams, request_lost
 from inference.protocol import keys
-from inference.protocol.held import NOBODY, HeldRequests, decode_held_requests
+from inference.protocol.held import (
+    MAX_HELD_BYTES,
+    NOBODY,
+    HeldRequests,
+    decode_held_requests,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +39,10 @@ third the neuron has drained its inbox since, and its last events are in Redis; 
 time of two more looks to deliver those."""
 SIGHTINGS_UNTIL_CANCELLED = 2
 """In a row: the first list may be older than the end that the gateway has been told of."""
+
+
+MAX_SIGHTINGS = 512
+"""Of one neuron in one look; the rest is looked at when these are gone."""
 
 
 class HeldRequestsWatch:
@@ -73,14 +82,15 @@ class HeldRequestsWatch:
         self._num_sightings = sightings
 
     async def _read(self, names: list[str]) -> dict[str, HeldRequests | None]:
-        pipeline = self._redis.pipeline(transaction=False)
-        for name in names:
-            pipeline.hmget(keys.held_key(name), [NOBODY, self._gateway_id])
+        fields = [NOBODY, self._gateway_id]
+        reads = [
+            fields_read(keys.held_key(name), fields, max_bytes=MAX_HELD_BYTES) for name in names
+        ]
         try:
-            replies: list[list[bytes | None]] = await pipeline.execute() if names else []
+            replies = await run_reads_async(self._redis, reads)
         except (redis.RedisError, OSError) as error:
             raise redis_unavailable() from error
-        return {name: _decode(reply) for name, reply in zip(names, replies, strict=True)}
+        return {name: _decode(name, reply) for name, reply in zip(names, replies, strict=True)}
 
     def _fail_the_missing(self, neuron: str, held: HeldRequests, has_caught_up: bool) -> None:
         known = frozenset(held.request_ids)
@@ -105,6 +115,8 @@ class HeldRequestsWatch:
                 continue
             num_sightings = self._num_sightings[neuron, request_id] + 1
             sightings[neuron, request_id] = num_sightings
+            if len(sightings) >= MAX_SIGHTINGS:
+                break
             if num_sightings >= SIGHTINGS_UNTIL_CANCELLED:
                 logger.info("cancelling %s again: %s still has it", request_id, neuron)
                 self._dispatcher.cancel_soon(neuron, request_id)
@@ -121,14 +133,14 @@ def _is_of(stream: RequestStream, neuron: str, epoch: str) -> bool:
     )
 
 
-def _decode(reply: list[bytes | None]) -> HeldRequests | None:
-    """``None``: the neuron has said nothing, or nothing that is understood."""
-    of_nobody, ours = reply
-    data: Any = ours if ours is not None else of_nobody
-    if data is None:
-        return None
+def _decode(neuron: str, reply: list[bytes | None] | NeuronValueError) -> HeldRequests | None:
+    """``None``: the neuron has listed nothing, or nothing that is understood."""
     try:
-        return decode_held_requests(data)
-    except msgspec.DecodeError as error:
-        logger.warning("ignoring a list of held requests that does not decode: %s", error)
+        if isinstance(reply, NeuronValueError):
+            raise reply
+        of_nobody, ours = reply
+        data = ours if ours is not None else of_nobody
+        return None if data is None else decode_held_requests(data)
+    except (msgspec.DecodeError, NeuronValueError) as error:
+        logger.warning("ignoring the requests that %s lists as held: %s", neuron, error)
         return None

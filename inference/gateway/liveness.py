@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
 import redis
 import redis.asyncio
@@ -22,6 +21,7 @@ import redis.asyncio
 from fleet.absences import Absences
 from fleet.errors import SnapshotUnavailableError
 from fleet.live import read_snapshot
+from fleet.neuron_reads import NeuronValueError, hash_read, run_reads_async
 from fleet.snapshot import FleetSnapshot, NeuronView
 from inference.gateway.dispatch import redis_unavailable
 from inference.gateway.event_readers import EventReaders
@@ -114,15 +114,12 @@ class Liveness:
         """Which requests its instances were preparing when they died, or are; none where the
         neuron has written more there than any neuron prepares. Raises
         ``ServiceUnavailableError``."""
-        key = keys.preparing_key(neuron)
+        read = hash_read(keys.preparing_key(neuron), max_bytes=MAX_MARKS_BYTES)
         try:
-            num_bytes: Any = await self._redis.memory_usage(key)
-            if num_bytes is None or num_bytes > MAX_MARKS_BYTES:
-                return {}
-            found: Any = await self._redis.hgetall(key)
+            (found,) = await run_reads_async(self._redis, [read])
         except (redis.RedisError, OSError) as error:
             raise redis_unavailable() from error
-        return decode_marks(found)
+        return {} if isinstance(found, NeuronValueError) else decode_marks(found)
 
     async def run_alive(self) -> None:
         await repeat(self._announcing.join, keys.GATEWAY_ALIVE_INTERVAL_S)

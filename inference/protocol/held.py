@@ -8,12 +8,14 @@ however many requests other gateways have.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Annotated
 
 import msgspec
 
 NOBODY = ""
-MAX_HELD_BYTES = 1024 * 1024
-"""The most that one list may take, encoded: some 15,000 requests. Nobody reads a longer one."""
+MAX_HELD = 10_000
+MAX_HELD_BYTES = 512 * 1024
+"""The most requests of one list, and the bytes that it may take. A longer one is not read."""
 
 
 class HeldRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -22,7 +24,7 @@ class HeldRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     epoch: str
     beat: int
     """Counts the lists of one epoch: a list that was read before says nothing new."""
-    request_ids: list[str] = []
+    request_ids: Annotated[list[str], msgspec.Meta(max_length=MAX_HELD)] = []
     is_behind: bool = False
     """Events for this gateway are waiting in the neuron: a request that is not listed may have
     ended, and the gateway has yet to hear of it."""

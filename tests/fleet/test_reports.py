@@ -149,3 +149,19 @@ def test_a_replica_that_nobody_ordered_does_not_exist(build, caplog) -> None:
     assert "nobody ordered" in caplog.text
     snapshot = build_snapshot([report.heartbeat])
     assert [view.model for view in snapshot.replicas()] == ["tiny"]
+
+
+def test_texts_that_move_the_cursor_or_forge_lines_are_escaped(build) -> None:
+    """What a neuron says of itself reaches terminals."""
+    raw = "\x1b[2J\x1b[31mred\nneuron forged online\u202e\x9b1m\u2028"
+    host = changed(build.heartbeat().host, hostname=raw, problems=[raw])
+    failed = build.replica(model=f"m{raw}", failure=LoadFailure(code="broken", message=raw))
+    report = read_report("beast", encode_heartbeat(build.heartbeat(host=host, replicas=[failed])))
+    assert report.heartbeat is not None
+    (state,) = report.heartbeat.replicas
+    assert state.failure is not None
+    shown = "\\x1b[2J\\x1b[31mred neuron forged online\\u202e\\x9b1m\\u2028"
+    assert report.heartbeat.host.hostname == shown
+    assert report.heartbeat.host.problems == [shown]
+    assert state.failure.message == shown
+    assert state.model == f"m{shown}"

@@ -74,16 +74,23 @@ class ReportStream:
         self.entries: dict[bytes, dict[bytes, bytes]] = {}
         self.alive: set[str] = set()
         self.num_added = 0
+        self.count = 0
         self.loses_next_delete = False
 
     def add(self, report: UsageReport) -> None:
         self.num_added += 1
         self.entries[b"%d" % self.num_added] = {USAGE_REPORT_FIELD: encode_usage_report(report)}
 
-    def eval(self, _script: str, _num_keys: int, _key: str, _most: int, count: int) -> Any:
+    def pipeline(self, transaction: bool) -> ReportStream:
+        return self
+
+    def execute_command(self, *words: Any) -> None:
+        self.count = words[-1]
+
+    def execute(self, raise_on_error: bool) -> list[Any]:
         """Reading the stream."""
-        first = list(self.entries.items())[:count]
-        return [[id, [word for pair in fields.items() for word in pair]] for id, fields in first]
+        first = list(self.entries.items())[: self.count]
+        return [[[id, [word for pair in fields.items() for word in pair]] for id, fields in first]]
 
     def xdel(self, _name: str, *ids: bytes) -> None:
         if self.loses_next_delete:

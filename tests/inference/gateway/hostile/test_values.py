@@ -1,0 +1,107 @@
+"""An invited neuron writes anything of any type and size under each of its keys: the others go on.
+
+Every key family that a gateway or a control reads, and every kind of value. What is measured in
+time elsewhere is counted here: an honest neuron's answers, and what gateways and controls read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from fleet import live
+from fleet.cache_reports import read_cache_reports
+from fleet.wishes import AdmissionPolicy, Wish, Wishes, encode_wishes
+from inference.gateway.gateway import Gateway
+from inference.protocol import keys
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.fake_neuron import FakeNeuron
+
+EVIL = "evil"
+MB = 1_000_000
+CHAT = "/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+Key = Callable[[str], str]
+"""Made of the gateway's id."""
+KEYS: dict[str, Key] = {
+    "heartbeat": lambda _: keys.heartbeat_key(EVIL),
+    "held": lambda _: keys.held_key(EVIL),
+    "downloads": lambda _: keys.downloads_key(EVIL),
+    "preparing": lambda _: keys.preparing_key(EVIL),
+    "usage": lambda _: keys.usage_key(EVIL),
+    "events": lambda gateway_id: keys.events_key(EVIL, gateway_id),
+    "lease": lambda _: keys.lease_key(EVIL),
+    "specs": lambda _: keys.specs_key(EVIL),
+    "frames": lambda _: keys.inbox_key(EVIL),
+    "queue": lambda _: keys.neuron_queue(EVIL),
+}
+
+Write = Callable[[redis.asyncio.Redis, str, str], Awaitable[Any]]
+"""Given the client, the key and the gateway's id."""
+VALUES: dict[str, Write] = {
+    "text": lambda client, key, _: client.set(key, b"\x1b[2J junk"),
+    "large text": lambda client, key, _: client.set(key, b"[" * 20 * MB),
+    "list": lambda client, key, _: client.lpush(key, b"x" * 5 * MB),
+    "set": lambda client, key, _: client.sadd(key, b"x"),
+    "sorted set": lambda client, key, _: client.zadd(key, {b"x": 1.0}),
+    "hash": lambda client, key, id: client.hset(key, mapping={"": b"\xc1", id: b"\xc1"}),
+    "large hash": lambda client, key, id: client.hset(
+        key, mapping={"": b"x" * 5 * MB, id: b"x" * 5 * MB}
+    ),
+    "many fields": lambda client, key, _: client.hset(
+        key, mapping={str(number): b"x" for number in range(50_000)}
+    ),
+    "many ids": lambda client, key, id: client.hset(key, mapping={"": many_ids(), id: many_ids()}),
+    "stream": lambda client, key, _: client.xadd(key, {b"b": b"\xc1", b"r": b"\xc1"}),
+    "large stream": lambda client, key, _: client.xadd(key, {b"b": b"x" * 40 * MB}),
+    "largest id": lambda client, key, _: client.xadd(
+        key, {b"b": b"x"}, id=f"{2**64 - 1}-{2**64 - 1}"
+    ),
+}
+
+
+def many_ids() -> bytes:
+    """A list of held requests as msgpack: 300,000 ids of one letter, which are few bytes."""
+    number = 300_000
+    ids = b"\xdd" + number.to_bytes(4, "big") + b"\xa1a" * number
+    return b"\x83\xa5epoch\xa1e\xa4beat\x01\xabrequest_ids" + ids
+
+
+@pytest.fixture
+async def invited(redis_client: redis.asyncio.Redis) -> None:
+    wishes = Wishes(by_neuron={EVIL: Wish(), "beast": Wish()}, policy=AdmissionPolicy.AUTOMATIC)
+    await redis_client.hset(keys.NEURON_WISHES, mapping=encode_wishes(wishes))
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("family", KEYS)
+async def test_any_value_under_any_key(
+    client: AsgiClient,
+    gateway: Gateway,
+    neuron: FakeNeuron,
+    redis_client: redis.asyncio.Redis,
+    redis_db: redis.Redis,
+    invited: None,
+    family: str,
+    value: str,
+) -> None:
+    assert (await client.post(CHAT, BODY)).status == 200
+    await gateway.readers.ensure(EVIL)
+    key = KEYS[family](gateway.gateway_id)
+    await redis_client.delete(key)
+    await VALUES[value](redis_client, key, gateway.gateway_id)
+
+    snapshot = await live.read_snapshot(redis_client)
+    assert [view.name for view in snapshot.neurons] == ["beast"]
+    assert [r.name for r in live.read_live_fleet(redis_db).reports if r.heartbeat] == ["beast"]
+    for _ in range(3):
+        await gateway._held.look(["beast", EVIL])
+        await gateway.readers.upkeep(["beast", EVIL])
+    assert await gateway.liveness.preparing(EVIL) == {} or family == "preparing"
+    assert read_cache_reports(redis_db, [EVIL, "beast"]) == {}
+    assert (await client.post(CHAT, BODY)).status == 200
