@@ -119,6 +119,10 @@ class NeuronView:
     nothing else can serve."""
     is_leaving: bool = False
     """It ends by itself soon and refuses new requests."""
+    thread_problems: tuple[str, ...] = ()
+    """What broke in its process lately, or hangs, in words."""
+    is_ready: bool = True
+    """``False``: it lacks threads that requests need. Nothing is placed or routed there."""
     is_admitted: bool = True
     """False: nothing is placed or routed there."""
     speaks_our_protocol: bool = True
@@ -132,7 +136,8 @@ class NeuronView:
     @property
     def may_serve(self) -> bool:
         """Whether requests may go there."""
-        return self.is_admitted and self.speaks_our_protocol and not self.is_leaving
+        speaks = self.speaks_our_protocol
+        return self.is_admitted and speaks and self.is_ready and not self.is_leaving
 
     def replica_of(self, model: str) -> ReplicaView | None:
         return next((replica for replica in self.replicas if replica.model == model), None)
@@ -232,6 +237,8 @@ def _neuron_view(heartbeat: NeuronHeartbeat, wishes: Wishes) -> NeuronView:
         problems=(*heartbeat.host.problems, *protocol_problems(heartbeat)),
         is_draining=wish.drain or heartbeat.is_leaving,
         is_leaving=heartbeat.is_leaving,
+        thread_problems=tuple(heartbeat.thread_problems),
+        is_ready=heartbeat.is_ready,
         is_admitted=wish.admission is Admission.ADMITTED,
         speaks_our_protocol=heartbeat.protocol == PROTOCOL,
     )

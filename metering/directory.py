@@ -21,13 +21,13 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 from django.conf import settings
 
+from inference.supervised_threads import SupervisedPool
 from metering.errors import DirectoryUnavailableError, InvalidKeyError
 from metering.key_records import AccountRecord, KeyRecord
 from metering.key_store import DatabaseKeyStore, KeyStore
@@ -90,7 +90,7 @@ class KeyDirectory:
     def start(self) -> None:
         if self._task is not None:
             return
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="keys")
+        self._thread = SupervisedPool(1, thread_name_prefix="keys")
         self._task = asyncio.create_task(self._run(), name="key directory")
         self.uses.start()
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from inference.supervised_threads import SupervisedPool
 from metering.errors import DirectoryUnavailableError
 from metering.key_store import KeyStore
 
@@ -34,7 +34,7 @@ class KeyUses:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="key-uses")
+        self._thread = SupervisedPool(1, thread_name_prefix="key-uses")
         self._task = asyncio.create_task(self._run(), name="key uses")
 
     async def stop(self) -> None:
@@ -74,10 +74,13 @@ class KeyUses:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(WRITE_EVERY_S)
-            await self.write()
+            try:
+                await self.write()
+            except Exception:
+                logger.exception("when keys were used was not written")
 
 
-async def close_thread(thread: ThreadPoolExecutor, store: KeyStore) -> None:
+async def close_thread(thread: SupervisedPool, store: KeyStore) -> None:
     """Closes its connection, unless a query that hangs keeps the thread."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_TIMEOUT_S):

@@ -21,6 +21,7 @@ from itertools import islice
 
 from django.db import DataError, Error, IntegrityError, connections
 
+from inference.supervised_threads import contained
 from metering import store
 from metering.entries import Narrow, Operation, Release, Reserve, Settle
 from metering.errors import LedgerUnavailableError
@@ -107,7 +108,9 @@ class PendingWrites:
         operations = [write.operation for write in batch if write.operation is not None]
         outcomes: Iterator[Outcome]
         try:
-            outcomes = iter(self._apply(operations, using=self._using) if operations else ())
+            outcomes = iter(
+                contained(self._apply, operations, using=self._using) if operations else ()
+            )
         except Exception as error:
             if isinstance(error, Error) and not isinstance(error, DataError | IntegrityError):
                 raise

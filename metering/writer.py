@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from django.db import Error
 
+from inference.supervised_threads import SupervisedThread
 from metering import store
 from metering.book import output_tokens_granted
 from metering.entries import Granted, Narrow, Operation, Release, Reserve, Settle
@@ -55,13 +55,13 @@ class LedgerWriter:
         self._pending = PendingWrites(gateway_id, using=using, tell=self._tell, apply=apply)
         """The thread's alone."""
         self._is_stopping = False
-        self._thread: threading.Thread | None = None
+        self._thread: SupervisedThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
         """Call it in the event loop that the waiters belong to."""
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self._thread = SupervisedThread(self._run, name="ledger")
         self._thread.start()
 
     @property

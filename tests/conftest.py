@@ -21,6 +21,7 @@ from xdist.remote import Producer
 
 from helexa_site.bootstrap.environment import default_data_dir
 from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
+from inference import supervised_threads
 from tests.embedding_model import fetch_embedding_model
 from tests.leftovers import leftovers, mark_this_run
 from tests.migrated_database import MakeSqlite, MigratedDatabase, migrated_database
@@ -67,6 +68,14 @@ django.conf.settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5Passwor
 # Static files are looked for when they are asked for: every client that a test makes would look
 # for all of them beforehand.
 django.conf.settings.WHITENOISE_AUTOREFRESH = True
+
+
+@pytest.fixture(autouse=True)
+def _own_thread_problems() -> Iterator[None]:
+    """What broke in one test on purpose is no problem of the next one's, in the same process."""
+    yield
+    supervised_threads._records.clear()
+    supervised_threads._threads.clear()
 
 
 def is_one_of_several(config: pytest.Config) -> bool:

@@ -135,6 +135,7 @@ def _neuron_record(
         "total_memory_bytes": heartbeat.host.total_memory_bytes,
         "problems": [
             *heartbeat.host.problems,
+            *heartbeat.thread_problems,
             *protocol_problems(heartbeat),
             *_version_problems(heartbeat.version),
         ],

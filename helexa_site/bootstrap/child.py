@@ -15,12 +15,14 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from signal import SIGTERM, Signals
 from typing import IO
 
 from helexa_site.bootstrap.console import relay, say
 from helexa_site.bootstrap.guardian import Guardian, kill_group
 from helexa_site.bootstrap.log_file import LogFile
+from inference.supervised_threads import SupervisedThread
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
@@ -69,7 +71,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._last_words = ""
         """The last line of its output, unless the console has shown it."""
-        self._keeper = threading.Thread(target=self._keep, name=f"keep-{spec.name}", daemon=True)
+        self._keeper = SupervisedThread(self._keep, name=f"keep-{spec.name}")
 
     def start(self) -> None:
         self._keeper.start()
@@ -85,7 +87,7 @@ class Child:
         """Return when it is gone; SIGKILL to its whole group when the grace is over."""
         self.ask_to_stop()
         self._keeper.join(self.spec.stop_grace_s)
-        if self._keeper.is_alive():
+        if self._keeper.is_alive:
             say(self.spec.name, f"did not stop within {self.spec.stop_grace_s:g} s; killing it")
             with self._lock:
                 if self._process is not None:
@@ -94,6 +96,7 @@ class Child:
         self._log.close()
 
     def _keep(self) -> None:
+        self._end_leftover()
         while not self._stopping.is_set():
             started_s = time.monotonic()
             ending = self._live()
@@ -118,7 +121,7 @@ class Child:
         if process is None:
             return "not started"
         assert process.stdout is not None
-        pump = threading.Thread(target=self._pump, args=(process.stdout,), daemon=True)
+        pump = SupervisedThread(partial(self._pump, process.stdout), name=f"log-{self.spec.name}")
         pump.start()
         return_code = process.wait()
         with self._lock:
@@ -127,6 +130,15 @@ class Child:
         self._guardian.release(process.pid)
         pump.join(PUMP_DRAIN_TIMEOUT_S)
         return ending_in_words(return_code)
+
+    def _end_leftover(self) -> None:
+        """Ends the process of a keeper that broke, before the next one starts its own."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            kill_group(process.pid)
+            process.wait()
+            self._guardian.release(process.pid)
 
     def _spawn(self) -> subprocess.Popen[bytes] | None:
         with self._lock:
@@ -145,12 +157,12 @@ class Child:
 
     def _pump(self, output: IO[bytes]) -> None:
         self._last_words = ""
-        with output:
-            for line in output:
-                self._log.write(line)
-                text = line.decode(errors="replace").rstrip()
-                if self.spec.shown is not None and self.spec.shown.search(text):
-                    relay(self.spec.name, text)
-                    self._last_words = ""
-                elif text:
-                    self._last_words = text[:MAX_LAST_WORDS_CHARACTERS]
+        for line in output:
+            self._log.write(line)
+            text = line.decode(errors="replace").rstrip()
+            if self.spec.shown is not None and self.spec.shown.search(text):
+                relay(self.spec.name, text)
+                self._last_words = ""
+            elif text:
+                self._last_words = text[:MAX_LAST_WORDS_CHARACTERS]
+        output.close()

@@ -37,7 +37,10 @@ class Guardian:
         self._lock = threading.Lock()
         self._is_closing = False
         self._process = self._start()
-        self._keeper = threading.Thread(target=self._keep, name="keep-guardian", daemon=True)
+        # Here, because the script that this file is as well has nothing of ours to import.
+        from inference.supervised_threads import SupervisedThread
+
+        self._keeper = SupervisedThread(self._keep, name="keep-guardian")
         self._keeper.start()
 
     def watch(self, group_id: int) -> None:
@@ -58,7 +61,7 @@ class Guardian:
             self._is_closing = True
             self._pipe.close()
         self._keeper.join(CLOSE_TIMEOUT_S)
-        if self._keeper.is_alive():
+        if self._keeper.is_alive:
             self._process.kill()
             self._keeper.join()
 

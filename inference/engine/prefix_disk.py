@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,7 @@ import torch
 from inference.engine.kv_cache import KVCache
 from inference.engine.prefix_files import PrefixFiles, Tensors, chain, root_of
 from inference.engine.scheduling.sequence import Sequence
+from inference.supervised_threads import SupervisedPool
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +67,8 @@ class PrefixDisk:
         self._cache = cache
         self._storage = storage
         self._fingerprint = fingerprint
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="prefix-reader")
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="prefix-writer")
+        self._reader = SupervisedPool(1, thread_name_prefix="prefix-reader")
+        self._writer = SupervisedPool(1, thread_name_prefix="prefix-writer")
         self._new: list[Sequence] = []
         self._readings: list[_Reading] = []
         self._computing: dict[str, Sequence] = {}

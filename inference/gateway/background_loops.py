@@ -1,15 +1,16 @@
-"""What a gateway does beside its requests, until it stops. One that breaks is logged."""
+"""What a gateway does beside its requests, until it stops. A loop that breaks is logged and begins
+again, after a pause."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from inference.supervised_threads import FailureRecord
 
 CANCEL_AGAIN_S = 0.1
+Loop = Callable[[], Coroutine[Any, Any, None]]
 
 
 class BackgroundLoops:
@@ -22,9 +23,8 @@ class BackgroundLoops:
     def are_running(self) -> bool:
         return bool(self._tasks)
 
-    def begin(self, name: str, loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(loop, name=f"gateway {name}")
-        task.add_done_callback(_log_crash)
+    def begin(self, name: str, loop: Loop) -> asyncio.Task[None]:
+        task = asyncio.create_task(_supervised(name, loop), name=f"gateway {name}")
         self._tasks.append(task)
         return task
 
@@ -39,6 +39,24 @@ class BackgroundLoops:
         self._tasks = []
 
 
-def _log_crash(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()):
-        logger.critical("%s stopped", task.get_name(), exc_info=error)
+async def _supervised(name: str, loop: Loop) -> None:
+    """Until ``loop`` returns or its task is cancelled."""
+    record = FailureRecord(f"gateway's loop {name}")
+    try:
+        while not record.has_ended:
+            record.starts()
+            try:
+                await loop()
+                record.has_ended = True
+            except BaseException as error:
+                if _is_cancelled():
+                    raise
+                await asyncio.sleep(record.broke(error))
+    finally:
+        record.has_ended = True
+
+
+def _is_cancelled() -> bool:
+    """Whether this task was asked to end: something that it waited for may have been as well."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -38,7 +38,7 @@ class BatchWorker:
         """There is a batch to work on, or there may be one from an earlier life."""
         self._wanted.set()
         if self._loop is None or self._loop.done():
-            self._loop = self._gateway.run_beside("batches", self._look())
+            self._loop = self._gateway.run_beside("batches", self._look)
 
     async def _look(self) -> None:
         while True:

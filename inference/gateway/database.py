@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from channels.db import DatabaseSyncToAsync
 from django.db import DatabaseError, InterfaceError
 
+from inference.supervised_threads import SupervisedPool
 from inference.wire.errors import ServiceUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class DatabaseThreads:
     """``name`` is for people who look at threads."""
 
     def __init__(self, name: str) -> None:
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix=name)
+        self._threads = SupervisedPool(NUM_THREADS, thread_name_prefix=name)
 
     async def query(self, query: Callable[[], Result]) -> Result:
         """Raises ``ServiceUnavailableError`` (database_unavailable)."""

@@ -132,7 +132,7 @@ class Dispatcher:
                     return
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
-            except redis.RedisError as error:  # it answers, and takes nothing
+            except Exception as error:  # noqa: BLE001 -- it takes nothing, or sending broke
                 _fail(neuron, batch, error)
                 return
             else:

@@ -144,7 +144,7 @@ class EventReaders:
             raise redis_unavailable() from error
         running.is_made = True
         if not running.loops.are_running:
-            running.loops.begin(f"events of {running.reader.neuron}", running.reader.run())
+            running.loops.begin(f"events of {running.reader.neuron}", running.reader.run)
 
     def _stream_lost(self, running: _Running) -> None:
         running.is_made = False

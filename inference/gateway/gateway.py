@@ -17,6 +17,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -24,7 +25,7 @@ from django.conf import settings
 from helexa_site.config import Config
 from inference.garbage import keep_imports, make_full_collections_rare
 from inference.gateway.accounting import Accounting, Ledger
-from inference.gateway.background_loops import BackgroundLoops
+from inference.gateway.background_loops import BackgroundLoops, Loop
 from inference.gateway.bounds import Bounds
 from inference.gateway.call import Call, RequestOutcome
 from inference.gateway.catalogue import Catalogue
@@ -162,12 +163,12 @@ class Gateway:
         )
         self._waiting_teller = WaitingTeller(self._redis, self.gateway_id)
         for name, loop in (
-            ("alive", self.liveness.run_alive()),
-            ("watch", self.liveness.run_watch()),
-            ("held requests", repeat(self._look_at_held, LOOK_INTERVAL_S)),
-            ("seats", limiter.run_renewals()),
-            ("waiting", repeat(self._tell_waiting, WAITING_INTERVAL_S)),
-            ("refusals", repeat(self._count_refusals, REFUSALS_INTERVAL_S)),
+            ("alive", self.liveness.run_alive),
+            ("watch", self.liveness.run_watch),
+            ("held requests", partial(repeat, self._look_at_held, LOOK_INTERVAL_S)),
+            ("seats", limiter.run_renewals),
+            ("waiting", partial(repeat, self._tell_waiting, WAITING_INTERVAL_S)),
+            ("refusals", partial(repeat, self._count_refusals, REFUSALS_INTERVAL_S)),
         ):
             self._loops.begin(name, loop)
         for begin in self._beginnings:
@@ -210,8 +211,8 @@ class Gateway:
         """``begin`` is called on the event loop that serves, once it does."""
         self._beginnings.append(begin)
 
-    def run_beside(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Runs the work until the gateway stops."""
+    def run_beside(self, name: str, work: Loop) -> asyncio.Task[None]:
+        """Runs the work until the gateway stops; again, where it breaks."""
         return self._loops.begin(name, work)
 
     def spawn(self, handler: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -20,6 +20,7 @@ from fleet.snapshot import FleetSnapshot, ReplicaView
 from helexa_site.instance import INSTANCE_HEADER, instance_id
 from inference.gateway.consumers import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
+from inference.supervised_threads import mend_threads, thread_problems
 from inference.wire.errors import ApiError
 from metering.principal import Scope
 
@@ -51,6 +52,8 @@ class HealthConsumer(ApiConsumer):
             reasons.append(Reason(error.code, error.message))
         else:
             reasons += fleet_reasons(entries or (), snapshot)
+        mend_threads()
+        reasons += [Reason("thread_broke", f"This gateway: {one}.") for one in thread_problems()]
         serves = snapshot is not None and can_serve(entries, snapshot)
         knows = await self._may_know()
         found = health_body(serves, reasons, snapshot) if knows else brief_body(serves)
@@ -76,7 +79,9 @@ def can_serve(entries: Sequence[CatalogueEntry] | None, snapshot: FleetSnapshot)
     ``None``: nobody knows the catalogue. An empty one is no failure."""
     if not snapshot.neurons:
         return False
-    replicas = [replica for neuron in snapshot.neurons for replica in neuron.replicas]
+    replicas = [
+        replica for neuron in snapshot.neurons if neuron.is_ready for replica in neuron.replicas
+    ]
     if any(r.status is ReplicaStatus.READY and not _has_stalled(r) for r in replicas):
         return True
     if entries is None:
@@ -88,7 +93,11 @@ def fleet_reasons(entries: Sequence[CatalogueEntry], snapshot: FleetSnapshot) ->
     """What keeps the fleet from answering, in the order of the catalogue."""
     if not snapshot.neurons:
         return [Reason("neuron_away", "No neuron is online.")]
-    reasons = []
+    reasons = [
+        Reason("thread_broke", f"{neuron.name}: {problem}.")
+        for neuron in snapshot.neurons
+        for problem in neuron.thread_problems
+    ]
     for entry in entries:
         replicas = snapshot.replicas_of(entry.name)
         if reason := _model_reason(entry, replicas):
@@ -111,7 +120,8 @@ def health_body(serves: bool, reasons: Sequence[Reason], snapshot: FleetSnapshot
                 {
                     "name": neuron.name,
                     "version": neuron.version,
-                    "problems": neuron.problems,
+                    "problems": (*neuron.problems, *neuron.thread_problems),
+                    "is_ready": neuron.is_ready,
                     "devices": [
                         {
                             "name": device.name,

@@ -13,7 +13,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
@@ -27,6 +26,7 @@ from inference.gateway.image_fetch import ImageFetchError, fetch_image
 from inference.protocol.generation import ChatInput, ChatMessage, Request
 from inference.protocol.images import ImageRef
 from inference.protocol.keys import images_key
+from inference.supervised_threads import SupervisedPool
 from inference.wire.errors import InvalidImageError
 from inference.wire.images import ImageFile, ImageReading, ImageRules, images_read
 
@@ -55,7 +55,7 @@ class ImageReader:
     def __init__(self, rules: ImageRules, hosts: Sequence[str]) -> None:
         self.rules = rules
         self._hosts = hosts
-        self._threads = ThreadPoolExecutor(FETCHING_AT_ONCE, thread_name_prefix="images")
+        self._threads = SupervisedPool(FETCHING_AT_ONCE, thread_name_prefix="images")
 
     async def parsed(self, parse: Callable[[], T]) -> T:
         """Raises ``ApiError``."""

@@ -25,6 +25,7 @@ from inference.gateway.database import DatabaseThreads
 from inference.gateway.fleet_metrics import DatabaseCounts, FleetCollector
 from inference.gateway.gateway import Gateway
 from inference.settings.metrics_listen import MetricsListen
+from inference.supervised_threads import SupervisedThread
 from inference.wire.errors import ApiError
 from metering.selectors import reservations_open
 
@@ -43,7 +44,7 @@ class MetricsEndpoint:
         self._database = DatabaseThreads("metrics")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: WSGIServer | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: SupervisedThread | None = None
         collector = FleetCollector(self._snapshot, self._counts)
         gateway.metrics.registry.register(collector)
         gateway.metrics.watch(
@@ -71,9 +72,7 @@ class MetricsEndpoint:
                 error.strerror or error,
             )
             return
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="metrics", daemon=True
-        )
+        self._thread = SupervisedThread(self._server.serve_forever, name="metrics")
         self._thread.start()
         logger.info("metrics on http://%s%s", listen, METRICS_PATH)
 

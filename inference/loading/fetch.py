@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +22,7 @@ from inference.loading.errors import LoadError
 from inference.loading.progress import OnProgress
 from inference.loading.sources import fetch_files
 from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec
+from inference.supervised_threads import SupervisedThread
 
 
 class FetchOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ decode_order = msgspec.json.Decoder(FetchOrder).decode
 def main() -> NoReturn:
     """Ends without waiting for the threads: one reads, another may go on downloading."""
     order = decode_order(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    SupervisedThread(_end_with_parent, name="end-with-parent").start()
     outcome = fetch(order, lambda progress: _say(Fetching(progress=progress)))
     _say(outcome)
     os._exit(0 if isinstance(outcome, Fetched) else 1)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import torch
@@ -27,6 +26,7 @@ from inference.models.families.registry import family_of
 from inference.models.kernels import FP8_CAPABILITY, fp8_reason, has_fp8
 from inference.models.stored import GROUP_FEATURES, StoredWeight
 from inference.protocol.load import LoadSpec
+from inference.supervised_threads import SupervisedPool
 
 InSitu = Literal["q4", "q8", "fp8"]
 """What a dense matrix can be made into."""
@@ -48,7 +48,7 @@ class QuantizedFiles:
         self.wanted = wanted
         self._files = files
         self._roles = roles_of(config)
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="quantise")
+        self._threads = SupervisedPool(num_threads, thread_name_prefix="quantise")
 
     @property
     def names(self) -> Collection[str]:

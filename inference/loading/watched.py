@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from typing import TypeVar
+
+from inference.supervised_threads import SupervisedPool
 
 TELL_EVERY_S = 0.5
 
@@ -14,7 +16,7 @@ Result = TypeVar("Result")
 def run_watched(job: Callable[[], Result], tell: Callable[[], None]) -> Result:
     """Calls ``tell`` every ``TELL_EVERY_S`` while ``job`` runs in a thread, and once when it is
     done. Raises what ``job`` raises, and what ``tell`` does: the job is not waited for then."""
-    executor = ThreadPoolExecutor(max_workers=1)
+    executor = SupervisedPool(max_workers=1)
     try:
         future = executor.submit(job)
         while not wait([future], timeout=TELL_EVERY_S).done:

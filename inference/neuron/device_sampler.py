@@ -21,6 +21,7 @@ from inference.neuron.discovery import Discovery, cpu_device
 from inference.neuron.held_memory import held_bytes
 from inference.neuron.torch_probe import torch_problem
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
+from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class DeviceSampler:
         self._num_asked = 0
         self._num_answered = 0
         self._answered_s = time.monotonic()
-        threading.Thread(target=self._sample_for_ever, name="devices", daemon=True).start()
+        SupervisedThread(self._sample_for_ever, name="devices").start()
         self._ask(first_answer_s)
 
     def host(self) -> HostInfo:

@@ -40,6 +40,7 @@ from inference.protocol.downloads import (
 )
 from inference.protocol.keys import downloads_key
 from inference.protocol.load import LOADED, LoadFailure, LoadProgress, LoadSpec
+from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +71,8 @@ class Downloads:
         self._work = threading.Event()
         self._is_stopping = False
         self._threads = [
-            threading.Thread(target=self._report_for_ever, name="cache-report", daemon=True),
-            threading.Thread(target=self._pull_for_ever, name="pulls", daemon=True),
+            SupervisedThread(self._report_for_ever, name="cache-report"),
+            SupervisedThread(self._pull_for_ever, name="pulls"),
         ]
 
     def start(self) -> None:
@@ -203,7 +204,7 @@ class Downloads:
             while not self._is_stopping and (spec := self._next()) is not None:
                 try:
                     self._pull(spec)
-                except Exception:
+                except BaseException:  # its job has ended, whatever a library raised
                     log.exception("pull %s broke", spec.job_id)
                     failure = LoadFailure(
                         code="download_failed", message="the neuron's log says more"

@@ -15,6 +15,7 @@ import signal
 import threading
 
 from inference.neuron.service import NeuronService
+from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,9 @@ class Ending:
         self._has_begun = False
         self._hurry = threading.Event()
         self._worker_has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ending", daemon=True)
+        self._thread = SupervisedThread(
+            self._run, name="ending", restarts=False, on_broken=lambda _: self._leave_at_once()
+        )
         self.is_name_lost = False
 
     def watch(self, service: NeuronService) -> None:
@@ -69,13 +72,17 @@ class Ending:
     def _run(self) -> None:
         assert self._service is not None
         self._signals.get()
-        threading.Thread(target=self._watch_for_hurry, name="hurry", daemon=True).start()
+        SupervisedThread(self._watch_for_hurry, name="hurry").start()
         if self._limit_s > 0:
             self._service.leave(self._limit_s, self._hurry)
         self._service.stop()
         if not self._worker_has_ended.wait(EXIT_TIMEOUT_S):
             log.warning("the worker did not end in time; leaving it")
-            os._exit(EXIT_NAME_LOST if self.is_name_lost else 0)
+            self._leave_at_once()
+
+    def _leave_at_once(self) -> None:
+        """Engines end with this process."""
+        os._exit(EXIT_NAME_LOST if self.is_name_lost else 0)
 
     def _watch_for_hurry(self) -> None:
         self._signals.get()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -33,6 +34,7 @@ from inference.protocol.engine import (
 )
 from inference.protocol.load import LoadSpec
 from inference.settings.neuron import ENGINE_COMMAND
+from inference.supervised_threads import SupervisedThread
 
 REAP_TIMEOUT_S = 2.0
 LAST_LINES_S = 0.5
@@ -71,10 +73,10 @@ class EngineProcess:
                 # A Ctrl-C in the terminal is for the neuron, which ends its engines in order.
                 start_new_session=True,
             )
-        self._stderr_reader: threading.Thread | None = None
+        self._stderr_reader: SupervisedThread | None = None
         if on_line is not None and self._process.stderr is not None:
-            self._stderr_reader = threading.Thread(
-                target=_read_lines, args=(self._process.stderr, on_line), daemon=True
+            self._stderr_reader = SupervisedThread(
+                partial(_read_lines, self._process.stderr, on_line), name="engine-stderr"
             )
             self._stderr_reader.start()
         self._channel = Channel(self._socket)
@@ -156,9 +158,9 @@ class EngineProcess:
 def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
     """Reads until every process that has the other end has closed it: one whose reader stopped
     would stand still once the pipe is full."""
-    with stream:
-        while line := stream.readline(MAX_LINE_BYTES):
-            on_line(line)
+    while line := stream.readline(MAX_LINE_BYTES):
+        on_line(line)
+    stream.close()
 
 
 def _engine_environment() -> dict[str, str]:

@@ -180,7 +180,7 @@ class EngineRun:
                 self._take(message)
                 if self._load_failure is not None:
                     self.engine.stop()
-        except Exception:
+        except BaseException:
             log.exception("replica %s: bad message from its engine", self._spec.model)
             self.engine.kill()
 

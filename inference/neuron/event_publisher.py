@@ -36,6 +36,7 @@ from inference.protocol.events import (
 from inference.protocol.keys import EVENT_STREAM_MAX_ENTRIES, events_key
 from inference.protocol.stalls import KEPT_AFTER_LIMIT_S
 from inference.settings.storage import REDIS_STALL_S
+from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class EventPublisher:
         self._is_sending = False
         self._is_stalled = False
         """Redis did not answer: until it does, only the resender tries."""
-        self._resender: threading.Thread | None = None
+        self._resender: SupervisedThread | None = None
 
     def publish(self, events: list[AddressedEvent]) -> None:
         """Waits for Redis, once, where nobody else does already; with more than one entry also
@@ -224,7 +225,7 @@ class EventPublisher:
     def _ensure_resender(self) -> None:
         """Holds the lock already."""
         if self._resender is None:
-            self._resender = threading.Thread(target=self._resend, name="resender", daemon=True)
+            self._resender = SupervisedThread(self._resend, name="resender")
             self._resender.start()
 
     def _resend(self) -> None:

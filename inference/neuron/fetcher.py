@@ -33,6 +33,7 @@ from inference.loading.progress import OnProgress
 from inference.loading.sources import fetch_files, is_on_disk
 from inference.neuron.errors import LoadRefusedError
 from inference.protocol.load import LoadFailure, LoadSpec, draft_spec
+from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ def _process(
                 _kill(process)
                 return
 
-    threading.Thread(target=watch, name="fetch-cancel", daemon=True).start()
+    SupervisedThread(watch, name="fetch-cancel").start()
     try:
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):

@@ -26,6 +26,7 @@ from inference.protocol.keys import (
     held_key,
 )
 from inference.protocol.stalls import Continuity
+from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class Heart:
         self._wake = threading.Event()
         self._stopping = False
         self._is_reaching = True
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread = SupervisedThread(self._run, name="heartbeat")
 
     def start(self) -> None:
         self._thread.start()
@@ -123,6 +124,10 @@ class Heart:
     def beat_now(self) -> None:
         """The next beat comes at once. Returns at once."""
         self._wake.set()
+
+    def mend(self) -> None:
+        """Starts it again where its thread is gone."""
+        self._thread.mend()
 
     def stop(self, timeout_s: float) -> None:
         self._stopping = True

@@ -12,13 +12,16 @@ it costs itself: a long one never holds up a short one. The threads share the in
 work, tokenizing, runs outside it.
 
 Putting returns at once, so a long prompt delays neither cancels nor heartbeats. Tokens of other
-requests go up on their replicas' own threads.
+requests go up on their replicas' own threads. A thread that does not come back from a request is
+relieved by another one, and the heartbeat says so.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from inference.engine.scheduling.fair_queue import FairQueue
@@ -28,6 +31,7 @@ from inference.neuron.starter import Starter
 from inference.protocol.events import Failure
 from inference.protocol.generation import EmbeddingRequest, ScoreRequest, Submit
 from inference.protocol.preparing import blame, broke_worker
+from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +39,10 @@ KIB = 1024
 LANES = ((16 * KIB, 2), (128 * KIB, 2), (1024 * KIB, 2), (None, 1))
 """Largest size in bytes and number of threads. A tokenizer takes about a second for a megabyte, so
 the first lane's requests take a sixtieth of a second at most."""
+STUCK_AFTER_S = 300.0
+"""Ten times what the largest request takes to prepare."""
+MAX_RELIEVED = 8
+"""Threads that are stuck at once; a neuron with more takes no requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,20 +71,32 @@ class _Load:
         return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     submit: Submit
     num_bytes: int
+    lane: _Lane
+    began_s: float = 0.0
+    """When a thread began to prepare it."""
+    is_relieved: bool = False
+    """Another thread does what its own would do."""
 
 
 class Intake:
     """``put`` is for one thread."""
 
     def __init__(
-        self, starter: Starter, marks: PreparingMarks, limits: IntakeLimits | None = None
+        self,
+        starter: Starter,
+        marks: PreparingMarks,
+        limits: IntakeLimits | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._starter = starter
         self._marks = marks
+        self._clock = clock
+        self._running: set[_Waiting] = set()
         self._limits = limits or IntakeLimits()
         self._lock = threading.Lock()
         self._num_put = 0
@@ -114,11 +134,15 @@ class Intake:
             self._starter.refuse(submit, refusal)
             return
         self._num_put += 1
-        self._lane(submit, num_bytes).put(_Waiting(submit, num_bytes), order=self._num_put)
+        lane = self._lane(submit, num_bytes)
+        lane.put(_Waiting(submit, num_bytes, lane), order=self._num_put)
 
     def run(self, waiting: _Waiting) -> None:
         """On a lane's thread."""
         request_id = waiting.submit.request_id
+        waiting.began_s = self._clock()
+        with self._lock:
+            self._running.add(waiting)
         self._marks.begin(request_id)
         try:
             self._starter.start(waiting.submit)
@@ -126,11 +150,35 @@ class Intake:
             self._marks.end(request_id)
             account = waiting.submit.account
             with self._lock:
+                self._running.discard(waiting)
                 theirs = self._load_of[account]
                 for load in (self._load, theirs):
                     load.add(-1, -waiting.num_bytes)
                 if not theirs.num_requests:
                     del self._load_of[account]
+
+    def relieve_stuck(self) -> list[str]:
+        """Once per heartbeat. Returns which requests hold a thread, in words."""
+        now_s = self._clock()
+        with self._lock:
+            stuck = [one for one in self._running if now_s - one.began_s > STUCK_AFTER_S]
+            num_relieved = sum(one.is_relieved for one in stuck)
+        for waiting in stuck:
+            if not waiting.is_relieved and num_relieved < MAX_RELIEVED:
+                num_relieved += 1
+                waiting.is_relieved = True
+                waiting.lane.start_thread()
+                log.critical("%s; another thread was started", _stuck_in_words(waiting, now_s))
+        return sorted(_stuck_in_words(waiting, now_s) for waiting in stuck)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether each lane has its threads."""
+        now_s = self._clock()
+        with self._lock:
+            return all(
+                one.is_relieved or now_s - one.began_s <= STUCK_AFTER_S for one in self._running
+            )
 
     def _lane(self, submit: Submit, num_bytes: int) -> _Lane:
         if isinstance(submit.request, EmbeddingRequest | ScoreRequest):
@@ -169,15 +217,18 @@ class _Lane:
         self._changed = threading.Condition()
         self._queue: FairQueue[_Waiting] = FairQueue()
         self._is_stopping = False
-        name = "intake" if max_bytes is None else f"intake-{max_bytes // KIB}k"
-        self._threads = [
-            threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True)
-            for index in range(num_threads)
-        ]
+        self._name = "intake" if max_bytes is None else f"intake-{max_bytes // KIB}k"
+        self._num_threads = num_threads
+        self._num_started = 0
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        for _ in range(self._num_threads):
+            self.start_thread()
+
+    def start_thread(self) -> None:
+        name = f"{self._name}-{self._num_started}"
+        self._num_started += 1
+        SupervisedThread(self._run, name=name).start()
 
     def stop(self) -> None:
         with self._changed:
@@ -203,6 +254,8 @@ class _Lane:
     def _run(self) -> None:
         while (waiting := self._next()) is not None:
             self._intake.run(waiting)
+            if waiting.is_relieved:
+                return
 
     def _next(self) -> _Waiting | None:
         with self._changed:
@@ -211,3 +264,11 @@ class _Lane:
                     return None
                 self._changed.wait()
             return self._queue.take()
+
+
+def _stuck_in_words(waiting: _Waiting, now_s: float) -> str:
+    submit = waiting.submit
+    return (
+        f"request {submit.request_id} (account {submit.account}, key {submit.key or '-'}) for "
+        f"{submit.model} has been prepared for {now_s - waiting.began_s:.0f} s"
+    )

@@ -29,6 +29,7 @@ from inference.neuron.slumber import Slumber
 from inference.protocol.engine import DropAdapter
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import AsleepBytes, LoadFailure, LoadReport, LoadSpec
+from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +65,8 @@ class Replica:
             run=lambda: self._run,
             adopt_job=self.adopt_job,
         )
-        self._thread = threading.Thread(
-            target=self._supervise, name=f"replica-{spec.model}", daemon=True
+        self._thread = SupervisedThread(
+            self._supervise, name=f"replica-{spec.model}", restarts=False
         )
 
     def start(self) -> None:
@@ -190,18 +191,31 @@ class Replica:
             self._predecessor = None
         try:
             while not self._end_asked.is_set():
-                delay_s = self._run_engine()
+                delay_s = self._run_contained()
                 if delay_s is None:
                     break
                 self._end_asked.wait(delay_s)
-        except Exception:
+        finally:
+            self._context.loads.release(self.load)
+            if self.status is not ReplicaStatus.FAILED:
+                self._context.on_gone(self.load)
+            self._gone.set()
+            self._slumber.is_gone()
+
+    def _run_contained(self) -> float | None:
+        """As ``_run_engine``. Whatever that raises counts as the end of an engine."""
+        try:
+            return self._run_engine()
+        except BaseException:
             log.exception("replica %s: its supervisor broke", self.spec.model)
-            self.kill()
-        self._context.loads.release(self.load)
-        if self.status is not ReplicaStatus.FAILED:
-            self._context.on_gone(self.load)
-        self._gone.set()
-        self._slumber.is_gone()
+            run, self._run = self._run, None
+            if run is not None:
+                run.engine.kill()
+                run.finish(is_wanted=self._end_asked.is_set())
+            self._context.loads.engine_ended(self.load)
+            message = "the neuron broke while it followed the engine; its log says more"
+            failure = LoadFailure(code="engine_crashed", message=message)
+            return self._next_start(failure, 0.0)
 
     def _run_engine(self) -> float | None:
         """One engine from start to end. Seconds until the next; ``None``: there is none."""

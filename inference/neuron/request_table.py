@@ -14,12 +14,14 @@ call; nothing blocks.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from inference.neuron.errors import internal_error
 from inference.neuron.live_request import (
     AddressedEvent,
     Answer,
@@ -35,8 +37,10 @@ from inference.protocol.engine import (
     SequencesEmbedded,
     SequenceStep,
 )
-from inference.protocol.events import TERMINAL_EVENTS, Event, Failure
+from inference.protocol.events import TERMINAL_EVENTS, Event, Failed, Failure
 from inference.protocol.generation import Submit
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -136,7 +140,7 @@ class RequestTable:
                 request_id, _, index = output.sequence_id.rpartition("/")
                 live = self._live.get(request_id)
                 if live is not None:
-                    self._apply_one(live, int(index), output, applied)
+                    self._apply_contained(live, int(index), output, applied)
         return applied
 
     def forget(self, request_ids: Iterable[str]) -> None:
@@ -165,6 +169,21 @@ class RequestTable:
     def count(self, engine: Engine) -> int:
         """Requests that ``engine`` is working on."""
         return len(self.submits_of(engine))
+
+    def _apply_contained(
+        self, live: LiveRequest, index: int, output: SequenceOutput, applied: Applied
+    ) -> None:
+        """What an answer's text raises, a panic in Rust too, ends its request and no other."""
+        try:
+            self._apply_one(live, index, output, applied)
+        except BaseException:
+            log.exception("request %s: its answer broke", live.request_id)
+            if live.request_id in self._live:
+                applied.ended_early += live.open_sequence_ids()
+                failed = Failed(
+                    request_id=live.request_id, failure=live.failure or internal_error()
+                )
+                applied.events += self._end(live, failed)
 
     def _apply_one(
         self, live: LiveRequest, index: int, output: SequenceOutput, applied: Applied

@@ -54,6 +54,7 @@ from inference.protocol.held import HeldRequests, held_requests
 from inference.protocol.load import LoadSpec
 from inference.protocol.stalls import KEPT_AFTER_LIMIT_S
 from inference.settings.storage import REDIS_STALL_S
+from inference.supervised_threads import mend_threads, thread_problems
 from inference.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,9 @@ class NeuronService:
         self._discovery = discovery
         self._replicas = Replicas()
         self._is_leaving = False
+        self._stuck: list[str] = []
+        """Requests that hold a thread of the intake, in words."""
+        self._is_ready = True
         self._stopped = threading.Event()
         self._client = client
         self._reports = UsageReportBook()
@@ -195,6 +199,7 @@ class NeuronService:
 
     def drain_inbox(self) -> int:
         """How many frames were taken. Raises ``redis.RedisError``."""
+        self._heart.mend()  # the one thread that no heartbeat can mend
         # It says which of the frames a dead instance was preparing.
         self._marks.read_earlier()
         return self._inbox.drain()
@@ -212,6 +217,8 @@ class NeuronService:
             devices=self._loads.devices(),
             replicas=[replica.state() for replica in self._replicas.all()],
             is_leaving=self._is_leaving,
+            thread_problems=[*thread_problems(), *self._stuck],
+            is_ready=self._is_ready,
         )
 
     def leave(self, limit_s: float, hurry: threading.Event) -> None:
@@ -278,7 +285,16 @@ class NeuronService:
         self._fetcher.remove(load.new_files, self._replicas.weights_of_others(load))
         load.new_files = {}
 
+    def _mend_threads(self) -> None:
+        """Replaces threads that are gone or stuck, and notes what could not be replaced."""
+        gone = mend_threads()
+        self._stuck = self._intake.relieve_stuck()
+        was_ready, self._is_ready = self._is_ready, not gone and self._intake.is_ready
+        if was_ready and not self._is_ready:
+            log.critical("this neuron takes no requests: %s", "; ".join([*gone, *self._stuck]))
+
     def _beat(self) -> None:
+        self._mend_threads()
         for replica in self._replicas.all():
             replica.tick()
         try:

@@ -23,7 +23,8 @@ from inference.neuron.load import Load
 from inference.neuron.replica_context import ReplicaContext
 from inference.neuron.replica_record import ReplicaRecord
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load import AsleepBytes, LoadSpec
+from inference.protocol.load import AsleepBytes, LoadFailure, LoadSpec
+from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Slumber:
         self._adopt_job = adopt_job
         self._lock = threading.Lock()
         self._left = threading.Event()
-        self._waker: threading.Thread | None = None
+        self._waker: SupervisedThread | None = None
         self._wanted: LoadSpec | None = None
         """What asked for it last."""
         self.is_falling_asleep = False
@@ -104,7 +105,9 @@ class Slumber:
             if not rests or self._waker is not None:
                 return
             name = f"wakes-{self._load.spec.model}"
-            self._waker = threading.Thread(target=self._wake, name=name, daemon=True)
+            self._waker = SupervisedThread(
+                self._wake, name=name, restarts=False, on_broken=lambda _: self._sleep_on()
+            )
             self._waker.start()
 
     def wait_left(self, timeout_s: float | None = None) -> bool:
@@ -160,6 +163,14 @@ class Slumber:
         finally:
             with self._lock:
                 self._waker = None
+
+    def _sleep_on(self) -> None:
+        """Waking broke: others get the turn, and it may be woken again."""
+        self._context.loads.leave(self._load)
+        message = "waking it broke; the neuron's log says more"
+        self._record.sleeps_on(LoadFailure(code="engine_crashed", message=message))
+        self._left.set()
+        self._context.on_change()
 
     def _try_to_wake(self) -> None:
         run = self._run()

@@ -79,7 +79,7 @@ class Starter:
             self._start(submit)
         except RequestRefusedError as refusal:
             self.refuse(submit, refusal.failure)
-        except Exception:
+        except BaseException:  # a panic in Rust too ends this request alone
             log.exception("request %s: intake broke", submit.request_id)
             self.refuse(submit, internal_error())
 

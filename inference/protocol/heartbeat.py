@@ -165,6 +165,10 @@ class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     replicas: list[ReplicaState]
     is_leaving: bool = False
     """It was asked to stop: it finishes what runs, and refuses what is new."""
+    thread_problems: list[str] = []
+    """What broke in its process lately, or hangs, in words."""
+    is_ready: bool = True
+    """``False``: a thread that its requests need is gone or hangs and could not be replaced."""
 
 
 encode_heartbeat = msgspec.json.Encoder().encode

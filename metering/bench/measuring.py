@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from inference.supervised_threads import SupervisedPool
 from metering.bench import cases, prompts
 from metering.bench.answers import Answer
 from metering.bench.client.asking import Ask, Asker
@@ -104,7 +104,7 @@ def _concurrency(one: Measuring) -> Sample:
             raise
 
     started_s = time.perf_counter()
-    with ThreadPoolExecutor(one.size) as threads:
+    with SupervisedPool(one.size) as threads:
         answers = list(threads.map(ask, texts))
     window_s = time.perf_counter() - started_s
     served = [answer for answer in answers if answer is not None]

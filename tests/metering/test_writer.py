@@ -27,6 +27,8 @@ class Database:
         self.is_away = False
         self.breaks_after_commit = False
         self.is_locked = False
+        self.panics: str | None = None
+        """A request whose operation raises what is no ``Exception``."""
         self.refuses: str | None = None
         """A request whose reservation and entry the database will not hold."""
         self.batches: list[list[Operation]] = []
@@ -38,6 +40,8 @@ class Database:
             self.is_locked = False
             raise OperationalError("database is locked")
         for operation in operations:
+            if operation.request_id == self.panics:
+                raise SystemExit(1)
             if operation.request_id == self.refuses and isinstance(operation, Reserve | Settle):
                 raise IntegrityError("no")
         results = store.apply(operations, using=using)
@@ -247,6 +251,40 @@ def test_one_that_cannot_be_written_does_not_hold_up_the_others(
     assert [entry.request_id for entry in LedgerEntry.objects.using(using).all()] == ["r2"]
     assert amounts(using, id) == (70, 0)
     assert "cannot be written and is dropped" in caplog.text
+
+
+def test_one_that_raises_what_is_no_exception_does_not_hold_up_the_others(
+    using: str, gateway: Gateway
+) -> None:
+    """It used to end the thread: nothing was reserved or settled any more."""
+    id = make_budget(using)
+    gateway.reserve("r2", budgets=(id,))
+    gateway.database.panics = "r1"
+    with pytest.raises(LedgerUnavailableError):
+        gateway.reserve("r1", budgets=(id,))
+    gateway.writer.settle(settle("r2", budgets=(id,)))
+    gateway.flush()
+    assert [entry.request_id for entry in LedgerEntry.objects.using(using).all()] == ["r2"]
+
+
+def test_a_writer_that_breaks_goes_on(
+    using: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = make_budget(using)
+    pending = gateway.writer._pending
+    real_write, errors = pending.write, [ValueError("no"), SystemExit(1)]
+
+    def write() -> None:
+        if errors:
+            raise errors.pop()
+        real_write()
+
+    monkeypatch.setattr(pending, "write", write)
+    gateway.reserve("r1", budgets=(id,))
+    gateway.writer.settle(settle("r1", budgets=(id,)))
+    gateway.flush()
+    assert errors == []
+    assert [entry.request_id for entry in LedgerEntry.objects.using(using).all()] == ["r1"]
 
 
 def test_a_full_queue_refuses_new_work_and_loses_none(using: str, gateway: Gateway) -> None:

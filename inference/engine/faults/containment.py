@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 from inference.engine.faults.kinds import OutOfMemoryFault, StepFault
 from inference.engine.scheduling.pacing import SMALLEST_CHUNK
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
+from inference.supervised_threads import contained
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def contain(
     while open_parts:
         part = open_parts.pop(0)
         try:
-            result = run(part)
+            result = contained(run, part)
         except Exception as error:  # whatever it is: the device has it, and recover says which
             fault = recover(error)
             is_first = not outcome.faults

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from inference.models.errors import UnsupportedAdapterError
 from inference.models.registry import AnyModel
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.load import LoadProgress
+from inference.supervised_threads import SupervisedPool
 
 
 class AdapterLoader:
@@ -26,7 +27,7 @@ class AdapterLoader:
     def __init__(self, model: AnyModel, cache_dir: Path) -> None:
         self._model = model
         self._cache_dir = cache_dir
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="adapter-loader")
+        self._pool = SupervisedPool(1, thread_name_prefix="adapter-loader")
 
     def load(self, spec: AdapterSpec) -> Future[LoadedAdapter]:
         """Does not wait. The future raises ``AdapterError``."""

@@ -17,7 +17,6 @@ import queue
 import signal
 import socket
 import sys
-import threading
 from pathlib import Path
 
 import torch
@@ -59,6 +58,7 @@ from inference.models.paged_kv import PagedKV
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.group import TorchRankGroup, file_store
 from inference.protocol.load import LoadFailure, LoadProgress
+from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,12 @@ class Rank:
 
     def run(self) -> None:
         """Serves until the engine's end of the socket closes."""
-        threading.Thread(target=self._read, name="rank-reader", daemon=True).start()
+        SupervisedThread(
+            self._read,
+            name="rank-reader",
+            restarts=False,
+            on_broken=lambda _: os._exit(EngineExit.FAILED),
+        ).start()
         self._meet(self._join.meeting)
         self._gauge.watch()
         while True:

@@ -27,6 +27,7 @@ from inference.engine.ranks.messages import (
     encode,
 )
 from inference.engine.serving.channel import Channel
+from inference.supervised_threads import SupervisedThread
 
 POLL_S = 0.2
 REAP_S = 5.0
@@ -49,7 +50,7 @@ class Follower:
             raise
         self._channel = Channel(ours)
         self._on_end = on_end
-        threading.Thread(target=self._read, name=f"rank-{self.rank}", daemon=True).start()
+        SupervisedThread(self._read, name=f"rank-{self.rank}", restarts=False).start()
 
     @property
     def pid(self) -> int:
@@ -79,6 +80,8 @@ class Follower:
             while True:
                 self.said.put(decode_follower_message(self._channel.receive()))
         except ChannelError:
+            pass
+        finally:  # a follower that cannot be read any more is as good as gone
             self.has_ended.set()
             self._on_end(self)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +24,7 @@ from llguidance.numpy import fill_next_token_bitmask
 from inference.engine.errors import GrammarError
 from inference.protocol.sampling import Grammar
 from inference.recent_results import RecentResults
+from inference.supervised_threads import SupervisedPool
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class GrammarCompiler:
     def __init__(
         self, tokenizer_file: Path, vocab_size: int, end_token_ids: tuple[int, ...]
     ) -> None:
-        self._pool = ThreadPoolExecutor(NUM_COMPILING, thread_name_prefix="grammar-compiler")
+        self._pool = SupervisedPool(NUM_COMPILING, thread_name_prefix="grammar-compiler")
         self._tokenizer = self._pool.submit(
             _read_tokenizer, tokenizer_file, vocab_size, end_token_ids
         )

@@ -3,12 +3,8 @@ engine's thread, which never waits for the socket: a slow neuron cannot hold up 
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
-import threading
-
-import msgspec
 
 from inference.engine.errors import ChannelClosedError, ChannelError
 from inference.engine.faults.exit_codes import EngineExit
@@ -19,8 +15,7 @@ from inference.protocol.engine import (
     decode_engine_command,
     encode_engine_frame,
 )
-
-log = logging.getLogger(__name__)
+from inference.supervised_threads import SupervisedThread
 
 
 class Messenger:
@@ -31,10 +26,12 @@ class Messenger:
         self._channel = channel
         self._outbox: queue.SimpleQueue[EngineMessage | None] = queue.SimpleQueue()
         self.inbox: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write, name="channel-writer", daemon=True)
+        self._writer = SupervisedThread(
+            self._write, name="channel-writer", restarts=False, on_broken=_end
+        )
 
     def start(self) -> None:
-        threading.Thread(target=self._read, name="channel-reader", daemon=True).start()
+        SupervisedThread(self._read, name="channel-reader", restarts=False, on_broken=_end).start()
         self._writer.start()
 
     def send(self, message: EngineMessage) -> None:
@@ -51,9 +48,6 @@ class Messenger:
                 self.inbox.put(decode_engine_command(self._channel.receive()))
         except ChannelClosedError:
             os._exit(EngineExit.ORPHANED)
-        except (ChannelError, msgspec.MsgspecError):
-            log.exception("the neuron sent something that is not a command")
-            os._exit(EngineExit.FAILED)
 
     def _write(self) -> None:
         while (message := self._outbox.get()) is not None:
@@ -61,3 +55,9 @@ class Messenger:
                 self._channel.send(encode_engine_frame(message))
             except ChannelError:
                 os._exit(EngineExit.ORPHANED)
+
+
+def _end(_error: BaseException) -> None:
+    """Ends the process: an engine that cannot read its commands, or not answer, is of no use. Its
+    requests fail, and the neuron starts the next one."""
+    os._exit(EngineExit.FAILED)

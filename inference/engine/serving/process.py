@@ -127,14 +127,14 @@ def _load(spec: LoadSpec, messenger: Messenger) -> LoadedEngine | None:
         log.exception("the first steps of %s failed", spec.model)
         message = "the model's first steps failed on its device; the neuron's log says more"
         failure = LoadFailure(code=fault.code, message=message)
-    except Exception as error:
+    except BaseException as error:
         log.exception("loading %s failed", spec.model)
         failure = _unforeseen(error)
     messenger.send(LoadFailedMessage(failure=failure))
     return None
 
 
-def _unforeseen(error: Exception) -> LoadFailure:
+def _unforeseen(error: BaseException) -> LoadFailure:
     """Whatever was asked for memory and got none: it was free when the load was looked at."""
     if issubclass(classify(error, "cpu"), OutOfMemoryFault):
         message = "the device ran out of memory while the model was loaded"
@@ -156,7 +156,7 @@ def run(served: Served, messenger: Messenger) -> EngineExit:
         served.close()
     except StepFault as fault:
         _end_by_fault(fault, messenger)
-    except Exception:
+    except BaseException:  # whatever ended it: what was ready is sent first
         log.exception("the engine broke")
         messenger.flush()
         return EngineExit.FAILED

@@ -10,13 +10,14 @@ Loading is not watched: how long a download takes is nobody's fault. Imports no 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from inference.engine.faults.kinds import HangFault
 from inference.settings.neuron import STEP_TIMEOUT_S
+from inference.supervised_threads import SupervisedThread
 
 CHECKS_PER_TIMEOUT = 4
 MAX_CHECK_INTERVAL_S = 1.0
@@ -37,9 +38,7 @@ class StepWatchdog:
 
     def start(self) -> None:
         if self._timeout_s is not None:
-            threading.Thread(
-                target=self._watch, args=(self._timeout_s,), name="step-watchdog", daemon=True
-            ).start()
+            SupervisedThread(partial(self._watch, self._timeout_s), name="step-watchdog").start()
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -16,6 +15,7 @@ from inference.models.native.packing import pack
 from inference.models.native.structs import Projection
 from inference.models.stored import DenseWeight
 from inference.models.weights import WeightSource
+from inference.supervised_threads import SupervisedPool
 
 SHARED = ".shared_expert"
 
@@ -71,7 +71,7 @@ def _in_threads(
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(num_threads) as threads:
+        with SupervisedPool(num_threads) as threads:
             return list(threads.map(load, prefixes))
     finally:
         torch.set_num_threads(num_threads)

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from helexa_site.bootstrap import child
 from helexa_site.bootstrap.child import MAX_BACKOFF_S, ChildSpec, backoff_s, ending_in_words
 from helexa_site.bootstrap.guardian import Guardian, guard
 from helexa_site.bootstrap.log_file import LogFile
@@ -93,9 +94,9 @@ def test_output_is_logged_and_warnings_are_shown(
 def test_a_child_that_ends_is_restarted_and_said_so(
     supervised: Supervised, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    child = supervised.supervisor.start(python("print('life'); exit(3)"))
+    started = supervised.supervisor.start(python("print('life'); exit(3)"))
     wait_until(lambda: supervised.log().count("life") >= 2)
-    assert child.num_failures >= 1
+    assert started.num_failures >= 1
     assert "ended (exit code 3); restarting in 0.5 s" in capfd.readouterr().out
 
 
@@ -105,10 +106,47 @@ def test_a_child_that_cannot_start_is_tried_again(
     spec = ChildSpec(
         name="child", command=("/nonexistent",), environment={}, tier=0, stop_grace_s=1.0
     )
-    child = supervised.supervisor.start(spec)
-    wait_until(lambda: child.num_failures >= 1)
+    started = supervised.supervisor.start(spec)
+    wait_until(lambda: started.num_failures >= 1)
     supervised.supervisor.stop()
     assert "cannot start /nonexistent" in capfd.readouterr().out
+
+
+def test_a_child_whose_keeper_breaks_is_kept_by_the_next(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process ends first: two of one program would be in each other's way."""
+    errors: list[BaseException] = [SystemExit(1)]
+    real_end = child.ending_in_words
+
+    def ending(code: int) -> str:
+        if errors:
+            raise errors.pop()
+        return real_end(code)
+
+    monkeypatch.setattr(child, "ending_in_words", ending)
+    started = supervised.supervisor.start(python("print('life'); exit(3)"))
+    wait_until(lambda: supervised.log().count("life") >= 3)
+    assert started.num_failures >= 1
+
+
+def test_a_line_that_breaks_the_log_does_not_stop_its_child(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipe would fill, and the child with it stand still."""
+    errors: list[BaseException] = [SystemExit(1)]
+    real_write = LogFile.write
+
+    def write(log: LogFile, line: bytes) -> None:
+        if errors:
+            raise errors.pop()
+        real_write(log, line)
+
+    monkeypatch.setattr(LogFile, "write", write)
+    supervised.supervisor.start(
+        python("for i in range(100): print('x' * 4000)\nprint('done'); import time; time.sleep(60)")
+    )
+    wait_until(lambda: "done" in supervised.log())
 
 
 def test_backoff_doubles_up_to_its_limit() -> None:
@@ -269,8 +307,8 @@ def test_a_failure_ends_with_its_last_line(
     supervised: Supervised, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The reason of a traceback, which no log record has."""
-    child = supervised.supervisor.start(python("print('up'); import helexa_missing"))
-    wait_until(lambda: child.num_failures > 0)
+    started = supervised.supervisor.start(python("print('up'); import helexa_missing"))
+    wait_until(lambda: started.num_failures > 0)
     supervised.supervisor.stop()
     shown = capfd.readouterr().out
     assert "it ends with: ModuleNotFoundError: No module named 'helexa_missing'" in shown
@@ -279,8 +317,8 @@ def test_a_failure_ends_with_its_last_line(
 def test_what_the_console_has_shown_is_not_repeated(
     supervised: Supervised, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    child = supervised.supervisor.start(python("import sys; print('WARNING: hot'); sys.exit(2)"))
-    wait_until(lambda: child.num_failures > 0)
+    started = supervised.supervisor.start(python("import sys; print('WARNING: hot'); sys.exit(2)"))
+    wait_until(lambda: started.num_failures > 0)
     supervised.supervisor.stop()
     shown = capfd.readouterr().out
     assert "ended (exit code 2); restarting" in shown

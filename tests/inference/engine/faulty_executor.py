@@ -26,6 +26,12 @@ class Kind(IntEnum):
     LOSES_THE_DEVICE = 113
     HANGS = 114
     LOSES_A_PEER = 115
+    PANICS = 116
+    """As code in Rust, whose panics are no ``Exception``."""
+
+
+class PanicError(BaseException):
+    """As PyO3's ``PanicException``."""
 
 
 class FaultyExecutor:
@@ -110,6 +116,8 @@ class FaultyExecutor:
         match kind:
             case Kind.TOO_LARGE if not self._fits():
                 torch.empty(1 << 60, dtype=torch.uint8)
+            case Kind.PANICS:
+                raise PanicError("end byte index 100 is not a char boundary")
             case Kind.BAD_SHAPE:
                 torch.ones(2, 3) @ torch.ones(2, 3)
             case Kind.LOSES_THE_DEVICE:

@@ -101,6 +101,8 @@ class FakeNeuron:
         self._sending = asyncio.Lock()
         self._num_beats = 0
         self.closing = False
+        self.thread_problems: list[str] = []
+        self.is_ready = True
         self.queue_depth = 2
         """Of its engine, as it says."""
 
@@ -228,4 +230,6 @@ class FakeNeuron:
             host=host,
             devices=[device],
             replicas=replicas,
+            thread_problems=self.thread_problems,
+            is_ready=self.is_ready,
         )

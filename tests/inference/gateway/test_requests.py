@@ -12,6 +12,7 @@ import redis.asyncio
 from helexa_site.config import Config
 from inference.gateway.gateway import Gateway
 from inference.protocol import keys
+from inference.supervised_threads import FailureRecord
 from inference.wire.errors import ServiceUnavailableError
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import OPERATOR, FakeCatalogue, MakeClient
@@ -149,6 +150,43 @@ async def test_healthy(client: AsgiClient, neuron: FakeNeuron) -> None:
     (replica,) = answer.json["neurons"][0]["replicas"]
     assert (replica["status"], replica["in_flight"], replica["queue_depth"]) == ("ready", 1, 2)
     assert (replica["kv_blocks_used"], replica["kv_blocks_total"]) == (3, 400)
+
+
+async def test_a_neuron_that_lost_threads_is_named_and_gets_nothing(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    neuron.thread_problems = ["the thread intake-16k-0 is gone"]
+    await neuron.beat()
+    answer = await client.get("/health", headers=OPERATOR)
+    assert (answer.status, answer.json["status"]) == (200, "degraded")
+    assert answer.json["reasons"] == [
+        {"code": "thread_broke", "message": "beast: the thread intake-16k-0 is gone."}
+    ]
+    assert answer.json["neurons"][0]["problems"] == neuron.thread_problems
+    neuron.is_ready = False
+    await neuron.beat()
+
+    async def is_unhealthy() -> bool:
+        return (await client.get("/health")).status == 503
+
+    while not await is_unhealthy():
+        await asyncio.sleep(0.01)
+    asked = await client.post(CHAT, BODY)
+    assert asked.status == 503
+    assert neuron.submitted.empty()
+
+
+async def test_a_thread_of_the_gateway_that_broke_is_named(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    record = FailureRecord("thread ledger")
+    record.broke(SystemExit(1))
+    answer = await client.get("/health", headers=OPERATOR)
+    assert (answer.status, answer.json["status"]) == (200, "degraded")
+    ((reason),) = answer.json["reasons"]
+    assert reason["code"] == "thread_broke"
+    assert reason["message"].startswith("This gateway: the thread ledger broke once lately")
+    record.has_ended = True
 
 
 async def test_strangers_are_told_only_whether_it_is_well(

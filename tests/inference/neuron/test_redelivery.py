@@ -22,14 +22,15 @@ def failure_of(events: list[Event]) -> Failure:
 
 
 def test_a_request_that_ends_its_engine_alone_is_named(
-    loaded: NeuronService, gateway: Any, caplog: pytest.LogCaptureFixture
+    loaded: NeuronService, gateway: Any, caplog: pytest.LogCaptureFixture, wait_until: Any
 ) -> None:
     request_id = gateway.submit(seed=POISON_SEED)
     loaded.drain_inbox()
     failure = failure_of(gateway.wait_end(request_id))
     assert (failure.code, failure.retry_after_s) == ("request_broke_worker", None)
-    (line,) = [one for one in caplog.messages if request_id in one]
+    (line,) = [one for one in caplog.messages if f"request {request_id} " in one]
     assert "account anonymous" in line and "engine of m" in line and "SIGSEGV" in line
+    wait_until(lambda: gateway.replica().num_restarts == 1)
     gateway.wait_status("ready")
     request_id = gateway.submit(max_tokens=1)
     loaded.drain_inbox()

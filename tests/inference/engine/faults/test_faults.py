@@ -126,6 +126,7 @@ def undisturbed(make_engine: MakeEngine) -> dict[str, list[int]]:
         (Kind.NOT_A_NUMBER, "numerical_error"),
         (Kind.TOO_LARGE, "out_of_memory"),
         (Kind.BAD_SHAPE, "engine_error"),
+        (Kind.PANICS, "engine_error"),
     ],
 )
 def test_a_fault_fails_its_sequence_and_nobody_else_notices(

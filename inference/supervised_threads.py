@@ -1,0 +1,204 @@
+"""Threads and pools that never end silently.
+
+    SupervisedThread   target ─ raises anything ─▶ logged, on_broken ─▶ target again, after a pause
+    SupervisedPool     job ─ raises what is no Exception ─▶ logged; its future has a BrokenJobError
+    thread_problems    what broke lately or is gone, in words, for health
+    mend_threads       starts again what is gone
+
+A BaseException that is no Exception (``SystemExit``, a panic in Rust, which PyO3 raises as
+``PanicException``) passes every ``except Exception`` and ends a plain thread, and with it whatever
+only that thread does. Each process has one set of supervised threads. Standard library only.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+"""Before the target is called again; doubled with each failure in a row."""
+SOUND_AFTER_S = 60.0
+"""A target that ran so long begins its pauses anew, and a failure so long ago is no problem."""
+MAX_FAILURE_CHARACTERS = 200
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class BrokenJobError(Exception):
+    """A job of a pool raised something that is no ``Exception``, which is the cause."""
+
+
+class FailureRecord:
+    """How often something that runs for ever broke lately, for health and for its pauses."""
+
+    def __init__(self, what: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """``what`` breaks, in words: ``thread intake-0``."""
+        self.what = what
+        self.has_ended = False
+        self._clock = clock
+        self._started_s = 0.0
+        self._num_failures = 0
+        self._failed_s: float | None = None
+        self._failure = ""
+        with _registering:
+            _records.add(self)
+
+    def starts(self) -> None:
+        self._started_s = self._clock()
+
+    def broke(self, error: BaseException) -> float:
+        """Returns how many seconds to wait before it is called again."""
+        self._failed_s = self._clock()
+        ran_s = self._failed_s - self._started_s
+        self._num_failures = 1 if ran_s > SOUND_AFTER_S else self._num_failures + 1
+        self._failure = f"{type(error).__name__}: {error}"[:MAX_FAILURE_CHARACTERS]
+        log.critical("the %s broke", self.what, exc_info=error)
+        return float(min(FIRST_PAUSE_S * 2 ** min(self._num_failures - 1, 10), LONGEST_PAUSE_S))
+
+    @property
+    def problem(self) -> str | None:
+        """In words, for people."""
+        if self._failed_s is None or self.has_ended:
+            return None
+        if self._clock() - self._failed_s > SOUND_AFTER_S:
+            return None
+        times = "once" if self._num_failures == 1 else f"{self._num_failures} times"
+        return f"the {self.what} broke {times} lately and was started again: {self._failure}"
+
+
+class SupervisedThread:
+    """A daemon thread that calls ``target`` until it returns. ``on_broken`` is called in the thread
+    with what ``target`` raised. ``restarts=False``: the target is called once."""
+
+    def __init__(
+        self,
+        target: Callable[[], object],
+        *,
+        name: str,
+        restarts: bool = True,
+        on_broken: Callable[[BaseException], object] = lambda _: None,
+        pause: Callable[[float], object] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self._target = target
+        self._restarts = restarts
+        self._on_broken = on_broken
+        self._pause = pause
+        self._thread: threading.Thread | None = None
+        self._record = FailureRecord(f"thread {name}", clock=clock)
+
+    def start(self) -> None:
+        """Raises ``RuntimeError`` where the system has no thread to give."""
+        thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        thread.start()
+        self._thread = thread  # now, as one that does not run yet would seem to be gone
+        with _registering:
+            _threads.add(self)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def is_gone(self) -> bool:
+        """It was started, and neither runs nor has come to its end."""
+        return self._thread is not None and not self._record.has_ended and not self.is_alive
+
+    def mend(self) -> None:
+        """Starts it again where it is gone."""
+        with _mending:
+            if not self.is_gone:
+                return
+            log.critical("the thread %s is gone; starting it again", self.name)
+            try:
+                self.start()
+            except RuntimeError:
+                log.exception("the thread %s could not be started again", self.name)
+
+    def _run(self) -> None:
+        while not self._record.has_ended:
+            self._record.starts()
+            try:
+                self._target()
+                self._record.has_ended = True
+            except BaseException as error:  # noqa: BLE001 -- nothing may end it silently
+                pause_s = self._record.broke(error)
+                self._call_on_broken(error)
+                if self._restarts:
+                    self._pause(pause_s)
+                self._record.has_ended = not self._restarts
+
+    def _call_on_broken(self, error: BaseException) -> None:
+        try:
+            self._on_broken(error)
+        except BaseException:
+            log.exception("what follows the failure of the thread %s broke as well", self.name)
+
+
+class SupervisedPool(ThreadPoolExecutor):
+    """A pool whose jobs fail with an ``Exception`` whatever they raise, so that whoever waits for
+    one, an event loop too, survives it. Its threads outlive every job."""
+
+    def submit(
+        self,
+        fn: Callable[Parameters, Result],
+        /,
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Future[Result]:
+        return super().submit(lambda: contained(fn, *args, **kwargs))
+
+
+def contained(
+    job: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+) -> Result:
+    """Calls ``job``. Raises its ``Exception``s, and ``BrokenJobError`` for what is none."""
+    try:
+        return job(*args, **kwargs)
+    except Exception:
+        raise
+    except BaseException as error:
+        log.critical("%s broke", getattr(job, "__qualname__", job), exc_info=error)
+        raise BrokenJobError(f"{type(error).__name__}: {error}") from error
+
+
+def thread_problems() -> list[str]:
+    """What broke within the last minute or is gone in this process, in words."""
+    gone = [f"the thread {thread.name} is gone" for thread in _all_threads() if thread.is_gone]
+    with _registering:
+        records = list(_records)
+    broke = [record.problem for record in records]
+    return sorted([*gone, *(problem for problem in broke if problem is not None)])
+
+
+def mend_threads() -> list[str]:
+    """Starts again what is gone. Returns the names of those that could not be started."""
+    threads = _all_threads()
+    for thread in threads:
+        thread.mend()
+    return sorted(thread.name for thread in threads if thread.is_gone)
+
+
+def _all_threads() -> list[SupervisedThread]:
+    with _registering:
+        return list(_threads)
+
+
+_threads: weakref.WeakSet[SupervisedThread] = weakref.WeakSet()
+_records: weakref.WeakSet[FailureRecord] = weakref.WeakSet()
+"""Of this process."""
+_registering = threading.Lock()
+_mending = threading.Lock()
