@@ -43,12 +43,22 @@ def route(
         return Routes(experts, torch.softmax(best, dim=-1))
     scores = torch.softmax(logits, dim=-1) if config.scoring == "softmax" else logits.sigmoid()
     ranked = scores if choice_bias is None else scores + choice_bias.float()
-    weights, experts = torch.topk(ranked, config.experts_per_token, dim=-1)
-    if choice_bias is not None:
-        weights = scores.gather(-1, experts)
+    if config.num_groups > 1:
+        ranked = _of_best_groups(config, ranked)
+    experts = torch.topk(ranked, config.experts_per_token, dim=-1).indices
+    weights = scores.gather(-1, experts)
     if config.normalizes:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     return Routes(experts, weights if config.weight_scale == 1.0 else weights * config.weight_scale)
+
+
+def _of_best_groups(config: ExpertsConfig, ranked: torch.Tensor) -> torch.Tensor:
+    """(num_rows, num_experts), minus infinity for experts of other groups."""
+    grouped = ranked.view(-1, config.num_groups, config.experts_per_group)
+    worth = grouped.topk(2, dim=-1).values.sum(dim=-1)
+    best = worth.topk(config.groups_per_token, dim=-1).indices
+    is_left_out = torch.ones_like(worth, dtype=torch.bool).scatter(-1, best, False)
+    return grouped.masked_fill(is_left_out.unsqueeze(-1), float("-inf")).flatten(-2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,11 @@ class ExpertsConfig:
     has_choice_bias: bool = False
     """Whether a number of each expert is added to its score where the best are chosen, and not
     where they are weighed; of sigmoids."""
+    num_groups: int = 1
+    """Neighbouring experts are a group, all groups of one size. Where there are several, a row's
+    experts are of its best groups alone; a group is as good as its two best experts are together,
+    by their scores with the number that is added. Of sigmoids."""
+    groups_per_token: int = 1
     weight_scale: float = 1.0
     """What the weights of a token's experts are multiplied with."""
     has_bias: bool = False
@@ -48,6 +53,10 @@ class ExpertsConfig:
     def gate_up(self) -> tuple[str, ...]:
         """What each expert's projections before ``down_proj`` are called; gates first."""
         return ("gate_proj", "up_proj") if self.is_gated else ("up_proj",)
+
+    @property
+    def experts_per_group(self) -> int:
+        return self.num_experts // self.num_groups
 
     @property
     def held_experts(self) -> range:

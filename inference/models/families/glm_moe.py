@@ -1,11 +1,11 @@
 """GLM-4.5 and later: a mixture of experts behind the first layers, chosen by their sigmoids and a
-bias that only chooses, beside one that all rows go through; half of each head is rotated."""
+bias that only chooses, of the best groups where there are several, beside one that all rows go
+through; half of each head is rotated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from inference.loading.errors import BadFileError
 from inference.models.config import MlpKind, ModelConfig
 from inference.models.families.decoder_tensors import ATTENTION_NAMES, DECODER, MLP_NAMES
 from inference.models.families.family import Family, GGUFNames, TensorRole
@@ -27,6 +27,7 @@ from inference.models.families.mixture import (
     MIXTURE_NAMES,
     experts_of,
     gguf_mixture,
+    groups_of,
     mixture_tensors,
 )
 from inference.models.families.predictor import nextn_name, predictor_tensors
@@ -47,8 +48,6 @@ NAMES = GGUFNames(
 def read_config(config: Json, generation: Json) -> ModelConfig:
     """Raises ``BadFileError``."""
     check_activation(config, "silu", "swish")
-    if int(config.get("n_group") or 1) != 1:
-        raise BadFileError("experts that are chosen by groups are not supported")
     inner = positive_integer(config, "moe_intermediate_size")
     num_shared = int(config.get("n_shared_experts", 1) or 0)
     num_layers = positive_integer(config, "num_hidden_layers")
@@ -72,6 +71,7 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
             shared_intermediate_size=inner * num_shared or None,
             gates_shared=False,
             has_choice_bias=True,
+            **groups_of(config),
             weight_scale=float(config.get("routed_scaling_factor") or 1.0),
         ),
     )

@@ -143,6 +143,8 @@ def gguf_mixture(keys: GGUFKeys, *, normalizes: bool) -> dict[str, Any]:
         gates_shared=keys.has_tensor(f"blk.{first}.ffn_gate_inp_shexp.weight"),
         scoring=_gguf_scoring(keys),
         has_choice_bias=keys.has_tensor(f"blk.{first}.exp_probs_b.bias"),
+        num_groups=keys.integer("expert_group_count", 1),
+        groups_per_token=keys.integer("expert_group_used_count", 1),
         weight_scale=keys.number("expert_weights_scale", 1.0) or 1.0,
     )
     mlps: tuple[MlpKind, ...] = tuple(
@@ -161,8 +163,6 @@ GATINGS: dict[int, Scoring] = {1: "softmax", 2: "sigmoid"}
 
 def _gguf_scoring(keys: GGUFKeys) -> Scoring:
     """Raises ``BadFileError``."""
-    if keys.integer("expert_group_used_count", 1) != 1:
-        raise BadFileError("experts that are chosen by groups are not supported")
     scoring = GATINGS.get(keys.integer("expert_gating_func", 1))
     if scoring is None:
         raise BadFileError("experts are chosen by a rule other than softmax and sigmoid")
@@ -174,4 +174,33 @@ def _checked(experts: ExpertsConfig) -> ExpertsConfig:
         raise BadFileError(
             f"{experts.experts_per_token} experts per token are more than {experts.num_experts}"
         )
+    if experts.num_groups > 1:
+        _check_groups(experts)
     return experts
+
+
+def _check_groups(experts: ExpertsConfig) -> None:
+    """Raises ``BadFileError``."""
+    num_groups, num_chosen = experts.num_groups, experts.groups_per_token
+    if experts.scoring != "sigmoid":
+        raise BadFileError("experts of groups are chosen by sigmoids; others are not supported")
+    if experts.num_experts % num_groups or experts.experts_per_group < 2:
+        raise BadFileError(
+            f"{experts.num_experts} experts are not {num_groups} groups of the same two or more"
+        )
+    if num_chosen > num_groups:
+        raise BadFileError(f"{num_chosen} groups per token are more than {num_groups}")
+    if num_chosen * experts.experts_per_group < experts.experts_per_token:
+        raise BadFileError(
+            f"{num_chosen} groups of {experts.experts_per_group} experts are fewer than the "
+            f"{experts.experts_per_token} that a token has"
+        )
+
+
+def groups_of(config: Json) -> dict[str, int]:
+    """Fields of ``ExpertsConfig`` by the keys of DeepSeek's kin. Raises ``BadFileError``."""
+    keys = {"num_groups": "n_group", "groups_per_token": "topk_group"}
+    return {
+        name: 1 if config.get(key) is None else positive_integer(config, key)
+        for name, key in keys.items()
+    }

@@ -24,7 +24,7 @@ from inference.models.families.hub_config import (
 )
 from inference.models.families.layer_names import LayerNames
 from inference.models.families.mamba import mamba_tensors, step_limit
-from inference.models.families.mixture import experts_of, sparse_tensors
+from inference.models.families.mixture import experts_of, groups_of, sparse_tensors
 from inference.models.mamba_config import MambaConfig
 
 NAMES = LayerNames(
@@ -100,14 +100,13 @@ def _experts(config: Json) -> ExpertsConfig:
     """Raises ``BadFileError``."""
     if config.get("moe_latent_size"):
         raise BadFileError("experts of a narrower row (moe_latent_size) are not supported")
-    if int(config.get("n_group") or 1) != 1:
-        raise BadFileError("experts that are chosen by groups are not supported")
     return experts_of(
         config,
         num_experts=positive_integer(config, "n_routed_experts"),
         scoring="sigmoid",
         normalizes=bool(config.get("norm_topk_prob", True)),
         has_choice_bias=True,
+        **groups_of(config),
         weight_scale=float(config.get("routed_scaling_factor", 1.0)),
         shared_intermediate_size=positive_integer(config, "moe_shared_expert_intermediate_size"),
         gates_shared=False,

@@ -219,6 +219,8 @@ def _experts_struct(experts: NativeExperts) -> CExperts:
         scoring=SCORINGS[config.scoring],
         normalizes=config.normalizes,
         has_shared=has_shared,
+        num_groups=config.num_groups,
+        groups_per_token=config.groups_per_token,
         weight_scale=config.weight_scale,
         choice_bias=pointer(experts.choice_bias, torch.float32),
         router=linear_struct(experts.router),

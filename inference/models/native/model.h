@@ -29,6 +29,8 @@ struct Experts {
   int32_t scoring;            // a Scoring
   int32_t normalizes;         // whether weights of a row's experts are made to add up to one
   int32_t has_shared;         // whether one more follows, which all rows go through
+  int32_t num_groups;         // of neighbouring experts; one: experts are chosen from all
+  int32_t groups_per_token;   // how many of them a row's experts are chosen from
   float weight_scale;         // of the weights of a row's experts, but the shared one's
   const float* choice_bias;   // what scores are raised by where the best are chosen; null: nothing
   Linear router;              // floats; its last output, if there is one more, is the shared one's gate
@@ -36,6 +38,7 @@ struct Experts {
   const Projection* down;
 
   int num_all() const { return num_experts + has_shared; }
+  int per_group() const { return num_experts / num_groups; }
   int num_scores() const { return router.out_features; }
   bool gates_shared() const { return router.out_features > num_experts; }
   int entries_per_row() const { return per_token + has_shared; }

@@ -25,7 +25,8 @@ class Routes {
     grow(weights_, num_entries);
     grow(ends_, e.num_all() + 1);
     grow(likely_, size_t(e.num_experts) + kLanes);
-    grow(best_, e.per_token);
+    grow(best_, std::max(e.per_token, e.groups_per_token));
+    grow(worth_, e.num_groups);
   }
 
   // Of `scores` (num_rows, e.num_scores()).
@@ -61,7 +62,13 @@ class Routes {
 
   // Experts and weights of one row; of equal scores the first are taken.
   void choose(const Experts& e, const float* scores, int32_t* experts, float* weights) {
-    choose_best(e.choice_bias ? raised(e, scores) : scores, e.num_experts, e.per_token);
+    if (e.choice_bias || e.num_groups > 1) {
+      raise_scores(e, scores);
+      if (e.num_groups > 1) leave_out_groups(e);
+      choose_best(likely_.data(), e.num_experts, e.per_token);
+    } else {
+      choose_best(scores, e.num_experts, e.per_token);
+    }
     if (e.scoring == kSigmoid) {
       for (int i = 0; i < e.per_token; i++) weights[i] = sigmoid(scores[best_[i]]);
     } else {
@@ -81,9 +88,26 @@ class Routes {
   }
 
   // Sigmoids, and what raises them.
-  const float* raised(const Experts& e, const float* scores) {
-    for (int i = 0; i < e.num_experts; i++) likely_[i] = sigmoid(scores[i]) + e.choice_bias[i];
-    return likely_.data();
+  void raise_scores(const Experts& e, const float* scores) {
+    for (int i = 0; i < e.num_experts; i++)
+      likely_[i] = sigmoid(scores[i]) + (e.choice_bias ? e.choice_bias[i] : 0.0f);
+  }
+
+  // Minus infinity for experts outside the best groups. A group is worth its two best experts.
+  void leave_out_groups(const Experts& e) {
+    constexpr float kNone = -std::numeric_limits<float>::infinity();
+    for (int group = 0; group < e.num_groups; group++) {
+      float best = kNone, second = kNone;
+      for (int i = group * e.per_group(); i < (group + 1) * e.per_group(); i++) {
+        second = std::max(second, std::min(best, likely_[i]));
+        best = std::max(best, likely_[i]);
+      }
+      worth_[group] = best + second;
+    }
+    choose_best(worth_.data(), e.num_groups, e.groups_per_token);
+    const auto end = best_.begin() + e.groups_per_token;
+    for (int i = 0; i < e.num_experts; i++)
+      if (std::find(best_.begin(), end, i / e.per_group()) == end) likely_[i] = kNone;
   }
 
   void choose_best(const float* scores, int num_experts, int count) {
@@ -120,7 +144,7 @@ class Routes {
 
   int num_entries_ = 0;
   std::vector<int32_t> chosen_, rows_, ends_, best_;
-  std::vector<float> chosen_weights_, weights_, likely_;
+  std::vector<float> chosen_weights_, weights_, likely_, worth_;
 };
 
 }  // namespace helexa

@@ -42,6 +42,8 @@ class CExperts(ctypes.Structure):
         ("scoring", ctypes.c_int32),
         ("normalizes", ctypes.c_int32),
         ("has_shared", ctypes.c_int32),
+        ("num_groups", ctypes.c_int32),
+        ("groups_per_token", ctypes.c_int32),
         ("weight_scale", ctypes.c_float),
         ("choice_bias", ctypes.c_void_p),
         ("router", CLinear),

@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import MixtralConfig, OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import (
+    Glm4MoeConfig,
+    MixtralConfig,
+    NemotronHConfig,
+    OlmoeConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHTopkRouter
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
@@ -191,3 +200,51 @@ def test_rows_are_sorted_by_expert() -> None:
     assert sorted_rows.rows.tolist() == [1, 0, 1, 0]
     assert sorted_rows.weights.flatten().tolist() == [0.125, 0.25, 0.5, 0.75]
     assert sorted_rows.ends.tolist() == [1, 3, 3, 4, 4]
+
+
+ROUTERS: dict[str, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
+    "glm4_moe": (Glm4MoeTopkRouter, Glm4MoeConfig),
+    "nemotron_h": (NemotronHTopkRouter, NemotronHConfig),
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("normalizes", [False, True])
+@pytest.mark.parametrize(("num_groups", "chosen"), [(1, 1), (2, 1), (4, 3), (6, 2), (12, 12)])
+@pytest.mark.parametrize("name", ROUTERS)
+def test_experts_of_groups_are_those_of_transformers(
+    name: str, num_groups: int, chosen: int, normalizes: bool
+) -> None:
+    router_class, config_class = ROUTERS[name]
+    generator = torch.Generator().manual_seed(num_groups)
+    router = router_class(
+        config_class(
+            hidden_size=HIDDEN,
+            n_routed_experts=24,
+            num_experts_per_tok=4,
+            n_group=num_groups,
+            topk_group=chosen,
+            norm_topk_prob=normalizes,
+            routed_scaling_factor=1.5,
+        )
+    )
+    router.weight.copy_(torch.randn(24, HIDDEN, generator=generator) * 0.3)
+    router.e_score_correction_bias.copy_(torch.rand(24, generator=generator) - 0.5)
+    rows = torch.randn(NUM_ROWS, HIDDEN, generator=generator)
+    logits, weights, experts = router(rows)
+    config = ExpertsConfig(
+        num_experts=24,
+        experts_per_token=4,
+        intermediate_size=INNER,
+        scoring="sigmoid",
+        normalizes=normalizes,
+        weight_scale=1.5,
+        has_choice_bias=True,
+        num_groups=num_groups,
+        groups_per_token=chosen,
+    )
+    ours = route(config, logits, router.e_score_correction_bias)
+    theirs = torch.zeros(NUM_ROWS, 24).scatter(1, experts, weights)
+    torch.testing.assert_close(
+        torch.zeros(NUM_ROWS, 24).scatter(1, ours.experts, ours.weights), theirs
+    )

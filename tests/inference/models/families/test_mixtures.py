@@ -50,6 +50,7 @@ QWEN: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
 }
+GROUPS = {"n_group": 4, "topk_group": 2}
 NUM_LAYERS = SIZES["num_hidden_layers"]
 
 
@@ -92,6 +93,29 @@ CASES = {
             "expert_weights_scale": 2.5,
             "expert_weights_norm": True,
             "expert_shared_count": 2,
+            "leading_dense_block_count": 1,
+            "rope.dimension_count": 8,
+        },
+    ),
+    "glm4_moe, groups": Case(
+        "glm4_moe",
+        GROUPS
+        | {
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.5,
+            "norm_topk_prob": False,
+        },
+        "glm4moe",
+        {
+            "expert_gating_func": 2,
+            "expert_weights_scale": 1.5,
+            "expert_weights_norm": False,
+            "expert_shared_count": 1,
+            "expert_used_count": 3,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
             "leading_dense_block_count": 1,
             "rope.dimension_count": 8,
         },
@@ -300,6 +324,23 @@ def test_more_experts_for_a_token_than_there_are_is_refused() -> None:
     family = check_architecture("qwen3_moe")
     with pytest.raises(BadFileError, match="7 experts per token are more than 6"):
         family.read_config(config.to_dict(), {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_group": 4}, "6 experts are not 4 groups of the same two or more"),
+        ({"n_group": 6}, "6 experts are not 6 groups"),
+        ({"n_group": 3, "topk_group": 4}, "4 groups per token are more than 3"),
+        ({"n_group": 3, "num_experts_per_tok": 3}, "1 groups of 2 experts are fewer than the 3"),
+        ({"n_group": -1}, "n_group is -1"),
+        ({"n_group": 2, "topk_group": "all"}, "topk_group is 'all'"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    config = AutoConfig.for_model("glm4_moe", **(SIZES | CASES["glm4_moe"].overrides))
+    with pytest.raises(BadFileError, match=message):
+        check_architecture("glm4_moe").read_config(config.to_dict() | changes, {})
 
 
 def test_glm_has_a_norm_and_a_bias_by_names_of_its_own_in_gguf() -> None:
