@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import sys
 import threading
 
@@ -20,6 +21,13 @@ _lock = threading.Lock()
 def say(step: str, text: str) -> None:
     """``redis       private server started``. A console that went away is no error."""
     say_line(f"{step:<{STEP_WIDTH}} {text}")
+
+
+def overwrite_line(step: str, text: str) -> None:
+    """A line on a terminal that the next one is written over; empty: it is gone."""
+    line = one_line(f"{step:<{STEP_WIDTH}} {text}")[: shutil.get_terminal_size().columns - 1]
+    with _lock, contextlib.suppress(OSError, ValueError):
+        print(f"\r\x1b[K{line.rstrip()}", end="", flush=True)
 
 
 def say_line(line: str) -> None:

@@ -32,6 +32,7 @@ from helexa_site.bootstrap.lock_files import (
     locks_of,
     not_locked,
 )
+from helexa_site.bootstrap.pip_run import PipOutcome, run_pip
 from helexa_site.bootstrap.requirements import (
     Requirement,
     installed_version,
@@ -46,6 +47,8 @@ MAX_ATTEMPTS = 3
 """How often a start re-executes itself: a guard against doing so for ever."""
 EXTRAS = {"requirements.txt": "neuron", "requirements-gateway.txt": ""}
 """Of a wheel, for what a requirements file stands for in a checkout."""
+PIP_LOG = "pip.log"
+"""In the environment."""
 NAMES_SHOWN = 4
 OTHER_HASH = "DO NOT MATCH THE HASHES"
 NETWORK_TROUBLE = re.compile(
@@ -177,8 +180,8 @@ def _install(requirements: Path, unmet: list[Requirement]) -> None:
     say("environment", f"installing {requirements.name}: {_names(unmet)}")
     wanted = ["--require-hashes", *_each(_with_cuda(locks))] if locks else _each([requirements])
     pip = _pip(*wanted)
-    if pip.returncode != 0:
-        raise SetUpError(_install_failure(requirements, pip.stderr))
+    if pip.return_code != 0:
+        raise SetUpError(_install_failure(requirements, pip.output))
 
 
 def _each(paths: Iterable[Path]) -> list[str]:
@@ -204,35 +207,26 @@ def _install_torch(wanted: str, index: str | None, locked: str) -> None:
         lock.flush()
         what = ("--require-hashes", "--requirement", lock.name) if locked else (wanted,)
         pip = _pip("--no-deps", *source, *what)
-    if pip.returncode != 0:
-        if OTHER_HASH in pip.stderr:
+    if pip.return_code != 0:
+        if OTHER_HASH in pip.output:
             raise SetUpError(_other_hash(wanted))
         place = index or "the package index"
         say("environment", f"{place} does not have {wanted} for this Python and machine")
 
 
-def _pip(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # pip's progress is its standard output; its warnings are kept for the case that it fails.
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "install", "--disable-pip-version-check"),
-            *("--no-input", "--retries", "2", *arguments),
-        ],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def _pip(*arguments: str) -> PipOutcome:
+    return run_pip(arguments, venv_dir() / PIP_LOG)
 
 
-def _install_failure(requirements: Path, pip_errors: str) -> str:
-    if OTHER_HASH in pip_errors:
+def _install_failure(requirements: Path, pip_output: str) -> str:
+    if OTHER_HASH in pip_output:
         return _other_hash(requirements.name)
-    if NETWORK_TROUBLE.search(pip_errors):
+    if NETWORK_TROUBLE.search(pip_output):
         return (
             f"cannot install {requirements.name}: no package index can be reached; "
             "check the network (or PIP_INDEX_URL) and start again"
         )
-    return f"cannot install {requirements.name}: {_last_line(pip_errors)}"
+    return f"cannot install {requirements.name}: {_last_line(pip_output)}"
 
 
 def _other_hash(what: str) -> str:

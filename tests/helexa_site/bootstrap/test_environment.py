@@ -98,6 +98,11 @@ def test_two_starts_at_once(made: tuple[Checkout, list[tuple[int, str, str]]]) -
         assert f"inside {checkout.venv}" in output
     installs = sum(output.count("Successfully installed") for _, output, _ in outcomes)
     assert installs == 1
+    log = (checkout.venv / "pip.log").read_text()
+    assert "Successfully installed helexa-sample-1.0" in log
+    for _, output, _ in outcomes:
+        assert "Looking in links" not in output, "pip's own lines are in the log"
+    assert any(f"pip's output: {checkout.venv / 'pip.log'}" in output for _, output, _ in outcomes)
 
 
 def test_the_next_start_installs_nothing(
@@ -154,10 +159,11 @@ def test_a_package_that_does_not_exist_is_one_line(
 ) -> None:
     checkout, _ = made
     (checkout.path / "requirements.txt").write_text("helexa-elsewhere==1.0\n")
-    code, _, errors = checkout.start()
+    code, output, errors = checkout.start()
     assert code == 1
     assert errors.count("\n") == 1
     assert "helexa-elsewhere==1.0" in errors
+    assert "  ERROR: No matching distribution found for helexa-elsewhere==1.0\n" in output
 
 
 LOCKS = ("requirements-gateway.lock", "requirements-neuron.lock", "requirements-cuda.lock")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from helexa_site.bootstrap import environment
+from helexa_site.bootstrap.pip_run import PipOutcome
 from helexa_site.bootstrap.requirements import Requirement
 from helexa_site.bootstrap.torch_build import (
     CPU_SIZE,
@@ -68,13 +69,9 @@ def test_torch_comes_first_and_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     said: list[str] = []
     ran: list[tuple[str, ...]] = []
 
-    class Done:
-        returncode = 0
-        stderr = ""
-
-    def pip(*arguments: str) -> Done:
+    def pip(*arguments: str) -> PipOutcome:
         ran.append(arguments)
-        return Done()
+        return PipOutcome(0, "")
 
     monkeypatch.setattr(environment, "_ensure_pip", lambda: None)
     monkeypatch.setattr(environment, "_pip", pip)
@@ -94,15 +91,11 @@ def test_without_an_index_the_locked_build_for_cpus_is_looked_for_first(
     ran: list[tuple[str, ...]] = []
     locked: list[str] = []
 
-    class Done:
-        returncode = 0
-        stderr = ""
-
-    def pip(*arguments: str) -> Done:
+    def pip(*arguments: str) -> PipOutcome:
         ran.append(arguments)
         if "--no-deps" in arguments:
             locked.append(Path(arguments[-1]).read_text())
-        return Done()
+        return PipOutcome(0, "")
 
     monkeypatch.setattr(environment, "_ensure_pip", lambda: None)
     monkeypatch.setattr(environment, "_pip", pip)

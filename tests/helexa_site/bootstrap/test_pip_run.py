@@ -1,0 +1,84 @@
+"""What an installation prints: how far it is, never pip's own lines unless it fails."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helexa_site.bootstrap import pip_run
+from helexa_site.bootstrap.pip_run import PipProgress, run_pip
+
+LINES = """\
+Looking in links: wheels
+Collecting django==5.2.19
+  Downloading django-5.2.19-py3-none-any.whl.metadata (4.1 kB)
+Collecting torch==2.13.0
+  Downloading https://download.example.org/whl/torch-2.13.0.whl (190.1 MB)
+Installing collected packages: torch, django
+Successfully installed django-5.2.19 torch-2.13.0
+"""
+
+
+def test_progress_by_pips_lines() -> None:
+    progress = PipProgress()
+    told = []
+    for line in LINES.splitlines():
+        progress.feed(line)
+        told.append(re.sub(r", \d+ s$", "", str(progress)))
+    assert told == [
+        "0 packages, starting",
+        "1 package, looking for what they need",
+        "1 package, downloading django-5.2.19-py3-none-any.whl.metadata (4.1 kB)",
+        "2 packages, looking for what they need",
+        "2 packages, downloading torch-2.13.0.whl (190.1 MB)",
+        "2 packages, unpacking",
+        "2 packages, unpacking",
+    ]
+    assert progress.num_installed == 2
+
+
+@pytest.fixture
+def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs a program in pip's place, and gives what the console shows and the log has."""
+
+    def run(code: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+        real = subprocess.Popen
+        monkeypatch.setattr(
+            pip_run.subprocess,
+            "Popen",
+            lambda _command, **options: real([sys.executable, "-u", "-c", code], **options),
+        )
+        outcome = run_pip(["anything"], tmp_path / "pip.log")
+        return outcome.return_code, capsys.readouterr().out, (tmp_path / "pip.log").read_text()
+
+    return run
+
+
+def test_a_success_is_two_lines(pip, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, shown, log = pip(f"print({LINES!r}, end='')", capsys)
+    assert (code, log) == (0, LINES)
+    first, second = shown.splitlines()
+    assert first.endswith(f"pip's output: {tmp_path / 'pip.log'}")
+    assert "Successfully installed 2 packages" in second
+
+
+def test_a_failure_shows_the_last_lines(pip, capsys: pytest.CaptureFixture[str]) -> None:
+    many = "\n".join(f"line {number}" for number in range(200))
+    code, shown, log = pip(f"print({many!r}); print('ERROR: no'); exit(3)", capsys)
+    assert code == 3
+    assert log.count("\n") == 201
+    assert shown.endswith("  line 199\n  ERROR: no\n")
+    assert len(shown.splitlines()) == 1 + pip_run.FAILURE_LINES
+
+
+def test_a_long_download_is_said_now_and_then(
+    pip, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pip_run, "PROGRESS_EVERY_S", 0.05)
+    lines = "Collecting torch\n  Downloading torch-2.13.0.whl (190.1 MB)"
+    _, shown, _ = pip(f"print({lines!r}); import time; time.sleep(2)", capsys)
+    assert "1 package, downloading torch-2.13.0.whl (190.1 MB)" in shown
