@@ -60,6 +60,11 @@ class Measuring:
     scenario: Scenario
     settings: SweepSettings
     salt: str
+    filler_characters: int | None = None
+    """How long a prompt of this size is for the target's tokenizer; ``None``: not known yet."""
+
+    def prompt(self, num_tokens: int, salt: str) -> str:
+        return prompts.chat_prompt(num_tokens, salt, self.filler_characters)
 
     @property
     def size(self) -> int:
@@ -74,24 +79,24 @@ def measure(measuring: Measuring) -> Sample:
 
 def _chat(one: Measuring) -> Sample:
     salt = SALT_OF_WARM if one.scenario.is_warm else one.salt
-    answer = _ask(one, prompts.chat_prompt(one.size, salt), one.settings.max_tokens)
+    answer = _ask(one, one.prompt(one.size, salt), one.settings.max_tokens)
     return _sample(answer, one.settings.max_tokens)
 
 
 def _prefill(one: Measuring) -> Sample:
-    return _sample(_ask(one, prompts.chat_prompt(one.size, one.salt), 1), 1)
+    return _sample(_ask(one, one.prompt(one.size, one.salt), 1), 1)
 
 
 def _context(one: Measuring) -> Sample:
     """The same prompt each time: a cache may serve it, since only what follows is measured."""
-    prompt = prompts.chat_prompt(one.size, SALT_OF_WARM)
+    prompt = one.prompt(one.size, SALT_OF_WARM)
     return _sample(_ask(one, prompt, one.settings.max_tokens), one.settings.max_tokens)
 
 
 def _concurrency(one: Measuring) -> Sample:
     max_tokens = one.settings.max_tokens
     texts = [
-        prompts.chat_prompt(one.settings.concurrency_prompt_tokens, f"{one.salt}-{number}")
+        one.prompt(one.settings.concurrency_prompt_tokens, f"{one.salt}-{number}")
         for number in range(one.size)
     ]
 

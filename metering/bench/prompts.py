@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 CHARACTERS_PER_TOKEN = 4
-"""English has roughly so many; what a prompt really took is in its run."""
+"""Until an endpoint has counted a prompt, and where it tells no count."""
+MIN_FILLER_CHARACTERS = 32
 NO_THINKING = "/no_think"
 """Models that think obey it, others read over it: speeds are of answers."""
 WORDS = """
@@ -26,7 +27,10 @@ EMBEDDING_TEXT_TOKENS = 64
 def filler(num_tokens: int, salt: str) -> str:
     """About so many tokens of words in an order that only ``salt`` decides, from the first one
     on."""
-    num_characters = num_tokens * CHARACTERS_PER_TOKEN
+    return _filler_text(num_tokens * CHARACTERS_PER_TOKEN, salt)
+
+
+def _filler_text(num_characters: int, salt: str) -> str:
     numbers = random.Random(salt)
     words, length = [], 0
     while length <= num_characters:
@@ -36,10 +40,25 @@ def filler(num_tokens: int, salt: str) -> str:
     return " ".join(words)[:num_characters]
 
 
-def chat_prompt(num_tokens: int, salt: str) -> str:
-    """About so many tokens, what is asked included."""
-    rest = num_tokens - len(ASK) // CHARACTERS_PER_TOKEN
-    return f"{filler(max(8, rest), salt)}\n\n{ASK} {NO_THINKING}"
+def chat_prompt(num_tokens: int, salt: str, filler_characters: int | None = None) -> str:
+    """About so many tokens, what is asked included. ``filler_characters`` is how long its words are
+    for this endpoint's tokenizer, by ``corrected_filler``."""
+    if filler_characters is None:
+        filler_characters = guessed_filler(num_tokens)
+    return f"{_filler_text(filler_characters, salt)}\n\n{ASK} {NO_THINKING}"
+
+
+def guessed_filler(num_tokens: int) -> int:
+    rest = num_tokens * CHARACTERS_PER_TOKEN - len(ASK)
+    return max(MIN_FILLER_CHARACTERS, rest)
+
+
+def corrected_filler(num_tokens: int, filler_characters: int, num_counted: int) -> int:
+    """How many characters of filler make a prompt of ``num_tokens``, where so many made one of
+    ``num_counted``."""
+    length = filler_characters + len(ASK)
+    missing = (num_tokens - num_counted) * length / max(1, num_counted)
+    return max(MIN_FILLER_CHARACTERS, round(filler_characters + missing))
 
 
 def embedding_texts(salt: str) -> list[str]:

@@ -1,6 +1,6 @@
 """What is measured: a scenario has an id that stays, because results are compared by it. Pure.
 
-chat:128          a prompt of about 128 tokens that no cache knows, streamed
+chat:128          a prompt of 128 tokens that no cache knows, streamed
 chat:128:warm     the same prompt again and again, so that prefix caches serve it
 prefill:4096      a long new prompt and one token of answer
 context:8192      how fast answers come behind a context of that many tokens
@@ -77,6 +77,11 @@ class Scenario:
     @property
     def prompt_tokens(self) -> int | None:
         return None if self.kind is ScenarioKind.CONCURRENCY else self.size
+
+    @property
+    def repeats_its_prompt(self) -> bool:
+        """Caches serve its samples."""
+        return self.is_warm or self.kind is ScenarioKind.CONTEXT
 
     @property
     def concurrency(self) -> int | None:

@@ -27,6 +27,8 @@ class Script:
     """Of what its timings tell, as a share of the ordinary."""
     tells_timing: bool = True
     status: int = 200
+    prompt_tokens: int = PROMPT_TOKENS
+    """What its usage says of every prompt."""
     in_flight: int = 0
     """Of others, as the neuron's health tells."""
     locations: list[str] = field(default_factory=lambda: ["beast"])
@@ -141,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         last: dict[str, Any] = {
             "choices": [],
             "usage": {
-                "prompt_tokens": PROMPT_TOKENS,
+                "prompt_tokens": self.script.prompt_tokens,
                 "completion_tokens": COMPLETION_TOKENS,
                 "prompt_tokens_details": {"cached_tokens": 4},
             },

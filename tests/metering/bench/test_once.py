@@ -88,6 +88,7 @@ def test_without_it_the_clients_clock_does(bench: Bench, script: Script) -> None
 
 
 def test_cold_prompts_are_new_and_warm_ones_the_same(bench: Bench, script: Script) -> None:
+    script.prompt_tokens = 200
     bench.once("--scenario", "chat:200", "--samples", "2")
     cold = prompts(script)
     assert len({prompt[:20] for prompt in cold}) == len(cold) == 3
