@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
-from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
 
@@ -56,9 +56,14 @@ class SchemaView(FleetView, SpectacularAPIView):
     filters = {"lang": "", "version": ""}
 
 
-class DocumentsView(FleetView, SpectacularSwaggerView):
-    renderer_classes = SpectacularSwaggerView.renderer_classes
+class DocumentsView(FleetView, SpectacularSwaggerSplitView):
+    """Its script is an answer of its own: pages run none that stands in them."""
+
+    renderer_classes = SpectacularSwaggerSplitView.renderer_classes
     url_name = "api-schema"
+    pagination_class = None
+    filter_backends = ()
+    filters = {"lang": "", "script": "", "version": ""}
 
     def handle_exception(self, exc: Exception) -> Response:
         """A refusal is no page."""

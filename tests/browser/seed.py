@@ -176,7 +176,7 @@ def _people(account: Account) -> None:
 def _usage() -> None:
     from django.utils import timezone
 
-    from metering.models import LedgerEntry, UsageHour
+    from metering.models import LedgerEntry, SetAsideReport, UsageHour
 
     now = timezone.now()
     hour = now.replace(minute=0, second=0, microsecond=0)
@@ -207,6 +207,9 @@ def _usage() -> None:
             cost_micro_usd=100,
             duration_ms=900,
         )
+    SetAsideReport.objects.create(
+        neuron="beast", reason="more tokens than its receipt allows", account="research", num_more=3
+    )
 
 
 def _bench() -> None:
