@@ -20,11 +20,11 @@ NO_ADDRESS = ipaddress.IPv6Address(0)
 def client_address(peer: str, forwarded_for: str, trusted_proxies: tuple[Network, ...]) -> Address:
     """The first address from the right that is no trusted proxy's. Where a proxy forwarded what is
     no address, it answers for its client itself; where all are proxies, the first of them asks."""
-    address = _parse(peer) or NO_ADDRESS
+    address = parse_address(peer) or NO_ADDRESS
     for word in reversed(forwarded_for.split(",")):
         if not any(address in network for network in trusted_proxies):
             break
-        forwarded = _parse(word)
+        forwarded = parse_address(word)
         if forwarded is None:
             break
         address = forwarded
@@ -39,8 +39,8 @@ def counted_address(address: Address) -> str:
     return str(ipaddress.IPv6Address(int(address) >> host_bits << host_bits))
 
 
-def _parse(word: str) -> Address | None:
-    """With or without a port, as some proxies write it."""
+def parse_address(word: str) -> Address | None:
+    """``None``: it is none. With or without a port, as some proxies write it."""
     word = word.strip()
     if word.startswith("["):
         word = word[1:].partition("]")[0]

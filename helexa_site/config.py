@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from helexa_site.bootstrap.environment import default_data_dir
 from inference.settings import gateway, storage
@@ -16,6 +17,9 @@ from inference.settings.table import check_settings
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent
 SECRET_KEY_FILE = "secret_key"
 PRIVATE_REDIS_URL_FILE = "redis/url"
+DEFAULT_HSTS_S = 30 * 24 * 3600
+"""With https."""
+T = TypeVar("T")
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 
 
@@ -104,6 +108,12 @@ class Config:
     """Ledger entries are forgotten after so long; 0 keeps them for ever."""
     has_public_bench: bool = False
     """Anybody may read the bench's results, without a key or a log-in."""
+    public_url: str | None = None
+    """Scheme, host and port at which people reach this server."""
+    has_secure_cookies: bool = False
+    redirects_to_https: bool = False
+    """What a trusted proxy was asked for by HTTP."""
+    hsts_s: int = 0
     redis_stall_s: int = storage.REDIS_STALL_S.default
     """How long open requests wait for a Redis that does not answer."""
 
@@ -114,6 +124,8 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
     data_dir = (storage.DATA_DIR.read(environment) or default_data_dir()).resolve()
     files_dir = storage.FILES_DIR.read(environment)
     secret_key = gateway.SECRET_KEY.read(environment)
+    public_url = gateway.PUBLIC_URL.read(environment)
+    is_https = public_url is not None and public_url.startswith("https://")
     return Config(
         data_dir=data_dir,
         database_url=storage.DATABASE_URL.read(environment)
@@ -128,7 +140,14 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         listen_host=gateway.LISTEN_HOST.read(environment),
         allowed_hosts=gateway.ALLOWED_HOSTS.read(environment),
         trusted_proxies=gateway.TRUSTED_PROXIES.read(environment),
-        csrf_trusted_origins=gateway.CSRF_TRUSTED_ORIGINS.read(environment),
+        csrf_trusted_origins=(
+            *gateway.CSRF_TRUSTED_ORIGINS.read(environment),
+            *((public_url,) if public_url else ()),
+        ),
+        public_url=public_url,
+        has_secure_cookies=_or(gateway.SECURE_COOKIES.read(environment), is_https),
+        redirects_to_https=_or(gateway.HTTPS_REDIRECT.read(environment), is_https),
+        hsts_s=_or(gateway.HSTS_S.read(environment), DEFAULT_HSTS_S if is_https else 0),
         allowed_origins=gateway.ALLOWED_ORIGINS.read(environment),
         max_body_bytes=gateway.MAX_BODY_BYTES.read(environment),
         request_timeout_s=gateway.REQUEST_TIMEOUT_S.read(environment),
@@ -161,6 +180,10 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         has_public_bench=gateway.BENCH_PUBLIC.read(environment),
         redis_stall_s=storage.REDIS_STALL_S.read(environment),
     )
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value
 
 
 def _private_redis_url(data_dir: Path) -> str | None:

@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import socket
 from functools import lru_cache
+from urllib.parse import urlsplit
 
 import psutil
 from django.core.exceptions import DisallowedHost
@@ -48,6 +49,8 @@ def log_refused_host(host_header: str) -> None:
 def allowed_hosts(config: Config) -> frozenset[str]:
     """As Django's ALLOWED_HOSTS. Addresses that the machine gets later are not among them."""
     names = LOOPBACK_NAMES | {name.lower() for name in config.allowed_hosts}
+    if config.public_url is not None:
+        names |= {split_domain_port(urlsplit(config.public_url).netloc)[0]}
     host = config.listen_host
     if host is None or is_loopback(host):
         return names | ({_as_host(host)} if host else set())

@@ -24,6 +24,19 @@ DEBUG = CONFIG.debug
 ALLOWED_HOSTS = sorted(allowed_hosts(CONFIG))
 CSRF_TRUSTED_ORIGINS = list(CONFIG.csrf_trusted_origins)
 
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = CONFIG.has_secure_cookies
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+"""``helexa_site.https`` removes it from requests that are not a trusted proxy's."""
+SECURE_HSTS_SECONDS = CONFIG.hsts_s
+SILENCED_SYSTEM_CHECKS = [
+    # Other names under this one, and browsers' lists, are not ours to decide on.
+    "security.W005",
+    "security.W021",
+    # ``helexa_site.https`` redirects what came through a proxy; Django's own redirect would hit the
+    # commands of this machine too.
+    *(["security.W008"] if CONFIG.redirects_to_https else []),
+]
+
 INSTALLED_APPS = [
     "helexa_site",
     "unfold",
@@ -48,6 +61,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "helexa_site.content_security.ContentSecurityMiddleware",
     "helexa_site.hosts.HostMiddleware",
+    "helexa_site.https.HttpsMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",

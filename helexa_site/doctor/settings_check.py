@@ -9,7 +9,7 @@ from pathlib import Path
 from helexa_site.bootstrap.arguments import is_loopback
 from helexa_site.config import SECRET_KEY_FILE, Config
 from helexa_site.doctor.findings import Finding, failed, ok, warning
-from inference.settings.gateway import LISTEN_HOST
+from inference.settings.gateway import LISTEN_HOST, TRUSTED_PROXIES
 from inference.settings.table import NAMES, PREFIX, SETTINGS, unknown_names
 
 CHECK = "settings"
@@ -24,6 +24,7 @@ def settings_findings(config: Config, environment: Mapping[str, str]) -> Iterato
     findings = [
         *_unknown_variables(environment),
         *_who_may_ask(config),
+        *_proxy(config),
         *_secret_key(config),
         *([_debug()] if config.debug else []),
     ]
@@ -49,6 +50,17 @@ def _who_may_ask(config: Config) -> Iterator[Finding]:
             CHECK,
             f"anybody who reaches {host} may use every model without a key",
             "set HELEXA_ALLOW_ANONYMOUS=0 and make keys: manage.py keys create ACCOUNT",
+        )
+
+
+def _proxy(config: Config) -> Iterator[Finding]:
+    is_https = (config.public_url or "").startswith("https://")
+    if is_https and not config.trusted_proxies:
+        yield warning(
+            CHECK,
+            f"{config.public_url} is a proxy's, and no proxy is trusted: which requests came by "
+            "HTTPS is not known, so browsers get no Strict-Transport-Security",
+            f"set {TRUSTED_PROXIES.name} to the proxy's address",
         )
 
 

@@ -72,6 +72,21 @@ class Url:
 
 
 @dataclass(frozen=True, slots=True)
+class WebOrigin:
+    """Scheme, host and port of one server, in lower case and without a slash at the end."""
+
+    @property
+    def rule(self) -> str:
+        return "an address without a path, like https://chat.example.org"
+
+    def parse(self, word: str) -> str:
+        word = word.strip().removesuffix("/").lower()
+        if not WEB_ORIGIN.fullmatch(word) or "*" in word or urlsplit(word).port == 0:
+            raise ValueError
+        return word
+
+
+@dataclass(frozen=True, slots=True)
 class UrlOrOff:
     """A URL of http or https; ``None`` is "off"."""
 

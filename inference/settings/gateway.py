@@ -10,6 +10,7 @@ from inference.settings.addresses import (
     MetricsAddress,
     Network,
     Networks,
+    WebOrigin,
     WordList,
 )
 from inference.settings.kinds import Choice, Flag, Text, WholeNumber
@@ -72,9 +73,46 @@ TRUSTED_PROXIES: Setting[tuple[Network, ...]] = Setting(
     kind=Networks(),
     default=(),
     readers=GATEWAY,
-    doc="addresses and networks (`127.0.0.1, 10.1.0.0/16`) whose `X-Forwarded-For` is believed, "
-    "for the limits of [logins](security.md#logins-to-the-admin); their connections are not "
-    "counted by address",
+    doc="addresses and networks (`127.0.0.1, 10.1.0.0/16`) whose `X-Forwarded-For` and "
+    "`X-Forwarded-Proto` are believed, for the limits of "
+    "[logins](security.md#logins-to-the-admin) and for [HTTPS](security.md#https); their "
+    "connections are not counted by address",
+)
+PUBLIC_URL: Setting[str | None] = Setting(
+    name="HELEXA_PUBLIC_URL",
+    kind=WebOrigin(),
+    default=None,
+    readers=GATEWAY,
+    doc="where people reach this server through a proxy, as `https://chat.example.org`. Requests "
+    "may ask for its host, and the admin accepts its forms. With https, cookies are secure, "
+    "browsers are told to stay with HTTPS, and what came by HTTP is redirected "
+    "([security](security.md#https))",
+)
+SECURE_COOKIES: Setting[bool | None] = Setting(
+    name="HELEXA_SECURE_COOKIES",
+    kind=Flag(),
+    default=None,
+    default_words="1 where `HELEXA_PUBLIC_URL` is https, else 0",
+    readers=GATEWAY,
+    doc="1: browsers send the cookies of a login over HTTPS alone",
+)
+HTTPS_REDIRECT: Setting[bool | None] = Setting(
+    name="HELEXA_HTTPS_REDIRECT",
+    kind=Flag(),
+    default=None,
+    default_words="1 where `HELEXA_PUBLIC_URL` is https, else 0",
+    readers=GATEWAY,
+    doc="1: a page that a trusted proxy was asked for by HTTP (`X-Forwarded-Proto`) is answered "
+    "with a redirect to HTTPS",
+)
+HSTS_S: Setting[int | None] = Setting(
+    name="HELEXA_HSTS_S",
+    kind=WholeNumber(0, 2 * 365 * 86_400, "seconds"),
+    default=None,
+    default_words="2592000 where `HELEXA_PUBLIC_URL` is https, else 0",
+    readers=GATEWAY,
+    doc="how long a browser that was here by HTTPS refuses HTTP for this host "
+    "(Strict-Transport-Security); 0 sends no such header",
 )
 LISTEN_HOST: Setting[str | None] = Setting(
     name="HELEXA_LISTEN_HOST",

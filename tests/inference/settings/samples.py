@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from inference.settings.addresses import MetricsAddress, Networks, Url, UrlOrOff, WordList
+from inference.settings.addresses import (
+    MetricsAddress,
+    Networks,
+    Url,
+    UrlOrOff,
+    WebOrigin,
+    WordList,
+)
 from inference.settings.gateway import (
     ALLOWED_HOSTS,
     ALLOWED_ORIGINS,
@@ -70,6 +77,8 @@ def accepted(setting: Setting[Any]) -> tuple[str, ...]:
             return ("127.0.0.1, 10.1.0.0/16 2001:db8::/32", "0.0.0.0/0")
         case Url(schemes=schemes):
             return tuple(f"{scheme}://host/0" for scheme in schemes)
+        case WebOrigin():
+            return ("https://chat.example.org", "http://[::1]:31313/", "https://box:8443")
         case UrlOrOff():
             return ("off", "no", "https://wheels.example.org/cpu/")
         case MetricsAddress():
@@ -102,6 +111,8 @@ def refused(setting: Setting[Any]) -> tuple[str, ...]:
             return ("proxy.example.org", "10.1.0.1/16", "10.1.0.0/33", "127.0.0.1 x")
         case Url(schemes=schemes):
             return ("host", "gopher://host", f"{schemes[0]}:/", "://", f"{schemes[0]}://a b")
+        case WebOrigin():
+            return ("chat.example.org", "https://a/b", "https://*.example.org", "https://a:99999")
         case UrlOrOff():
             return ("wheels.example.org", "ftp://wheels.example.org", "https://")
         case MetricsAddress():
