@@ -41,6 +41,7 @@ from inference.protocol.generation import (
     encode_inbox_frame,
 )
 from inference.protocol.load import LoadReport
+from inference.sandbox.pool import WorkerPool
 
 EVERY_S = 0.05
 CONTEXT_TOKENS = 8192
@@ -162,7 +163,8 @@ def _neuron() -> _Neuron:
         tokenizer_dir=str(tokenizer_dir),
         eos_token_ids=[2],
     )
-    text, engine, ended = ModelText.load(spec, report), _Engine(), dict[str, float]()
+    text = ModelText.load(spec, report, WorkerPool())
+    engine, ended = _Engine(), dict[str, float]()
 
     def publish(events: list[AddressedEvent]) -> None:
         for _, event in events:

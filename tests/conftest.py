@@ -22,11 +22,13 @@ from xdist.remote import Producer
 from helexa_site.bootstrap.environment import default_data_dir
 from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
 from inference import supervised_threads
+from inference.sandbox.pool import WorkerPool
 from tests.embedding_model import fetch_embedding_model
 from tests.leftovers import leftovers, mark_this_run
 from tests.migrated_database import MakeSqlite, MigratedDatabase, migrated_database
 from tests.private_redis import running_redis
 from tests.rewriting import keep_share
+from tests.sandbox_workers import WORKERS
 from tests.spreading import SpreadByServer, check_servers, turn
 from tests.time_limit import (  # noqa: F401 - hooks
     pytest_configure,
@@ -104,6 +106,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SpreadByServer | None:
     return SpreadByServer(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sandbox_workers() -> Iterator[WorkerPool]:
+    yield WORKERS
+    WORKERS.close()
 
 
 @pytest.hookimpl(trylast=True)

@@ -59,6 +59,7 @@ BOUNDARIES = (
     Boundary("inference/loading", (*DJANGO, "celery", "redis")),
     Boundary("inference/wire", (*DJANGO, "torch", "transformers", "celery", "redis", "asyncio")),
     Boundary("inference/text", (*DJANGO, "torch", "celery", "redis")),
+    Boundary("inference/sandbox", (*DJANGO, "torch", "celery", "redis", "inference.neuron")),
     Boundary("inference/protocol", (*DJANGO, "torch", "transformers", "celery", "redis")),
     Boundary("inference/logs", OUTSIDE),
     Boundary("inference/settings", OUTSIDE),
@@ -126,6 +127,10 @@ BARE_IMPORTS = {
     "engine": (
         ("inference.engine.serving.process",),
         ("django", "channels", "celery", "redis", "fleet", "transformers", "huggingface_hub"),
+    ),
+    "sandbox": (
+        ("inference.sandbox.fork_server",),
+        ("django", "channels", "torch", "celery", "redis", "fleet", "psutil"),
     ),
     "bootstrap": (
         ("helexa_site.bootstrap.commands", "inference.neuron.__main__"),

@@ -237,7 +237,7 @@ class EngineRun:
 
     def _become_ready(self, report: LoadReport) -> None:
         try:
-            text = ModelText.load(self._spec, report)
+            text = ModelText.load(self._spec, report, self._context.workers)
         except TextError as error:
             self._load_failure = LoadFailure(code="bad_file", message=str(error))
             return

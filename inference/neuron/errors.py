@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from inference.protocol.events import Failure
 from inference.protocol.load import LoadFailure
+from inference.text.errors import NoPlaceForToolsError, TemplateRenderError
 
 RETRY_AFTER_S = 5.0
 """Told to clients while a model loads or recovers and no better estimate exists."""
@@ -189,6 +190,38 @@ def max_output_exceeded(asked: int, limit: int) -> Failure:
 
 def invalid_schema(message: str, path: str) -> Failure:
     return Failure(code="invalid_schema", message=f"{path}: {message}", param=path)
+
+
+def invalid_grammar(message: str, path: str | None) -> Failure:
+    told = message if path is None else f"{path}: {message}"
+    return Failure(code="invalid_grammar", message=told, param=path)
+
+
+def template_failed(error: TemplateRenderError) -> Failure:
+    param = "tools" if isinstance(error, NoPlaceForToolsError) else "messages"
+    return Failure(code="template_render_failed", message=str(error), param=param)
+
+
+def template_limit_exceeded(how: str, which: str) -> Failure:
+    """``how`` completes "the template …", ``which`` goes before "conversation"."""
+    return Failure(
+        code="template_limit_exceeded",
+        message=f"this model's chat template {how} for {which} conversation",
+        param="messages",
+    )
+
+
+def workers_busy() -> Failure:
+    return Failure(
+        code="queue_timeout",
+        message="all of this neuron's workers for templates and grammars were busy for too long",
+        retry_after_s=BUSY_RETRY_AFTER_S,
+    )
+
+
+def cancelled() -> Failure:
+    """For nobody: the request has ended."""
+    return Failure(code="cancelled", message="the request was cancelled while it was prepared")
 
 
 def bad_token_id(token_id: int, vocab_size: int) -> Failure:

@@ -9,7 +9,9 @@ turns by account.
 
 What a request costs here grows with its size, so each waits only for requests that cost about what
 it costs itself: a long one never holds up a short one. The threads share the interpreter; the long
-work, tokenizing, runs outside it.
+work, tokenizing, runs outside it. A thread that waits long for a worker (``inference.sandbox``) is
+parked and another takes its place, so that a template or schema that hangs holds up requests of its
+own model and account alone.
 
 Putting returns at once, so a long prompt delays neither cancels nor heartbeats. Tokens of other
 requests go up on their replicas' own threads. A thread that does not come back from a request is
@@ -23,19 +25,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from inference.engine.scheduling.fair_queue import FairQueue
 from inference.neuron.errors import account_waits_too_much, intake_full, preparing_instance_died
+from inference.neuron.lane import KIB, Lane, Waiting
 from inference.neuron.preparing_marks import PreparingMarks
 from inference.neuron.starter import Starter
 from inference.protocol.events import Failure
 from inference.protocol.generation import EmbeddingRequest, ScoreRequest, Submit
 from inference.protocol.preparing import blame, broke_worker
-from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
-KIB = 1024
 LANES = ((16 * KIB, 2), (128 * KIB, 2), (1024 * KIB, 2), (None, 1))
 """Largest size in bytes and number of threads. A tokenizer takes about a second for a megabyte, so
 the first lane's requests take a sixtieth of a second at most."""
@@ -71,17 +72,6 @@ class _Load:
         return None
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    submit: Submit
-    num_bytes: int
-    lane: _Lane
-    began_s: float = 0.0
-    """When a thread began to prepare it."""
-    is_relieved: bool = False
-    """Another thread does what its own would do."""
-
-
 class Intake:
     """``put`` is for one thread."""
 
@@ -96,14 +86,14 @@ class Intake:
         self._starter = starter
         self._marks = marks
         self._clock = clock
-        self._running: set[_Waiting] = set()
+        self._running: set[Waiting] = set()
         self._limits = limits or IntakeLimits()
         self._lock = threading.Lock()
         self._num_put = 0
         self._load = _Load()
         self._load_of: dict[str, _Load] = {}
-        self._lanes = [_Lane(self, size, num_threads) for size, num_threads in LANES]
-        self._embeddings = _Lane(self, None, 1)
+        self._lanes = [Lane(self.run, size, num_threads) for size, num_threads in LANES]
+        self._embeddings = Lane(self.run, None, 1)
         """Thousands of texts take a second to tokenize, which chats need not wait for."""
 
     def start(self) -> None:
@@ -135,9 +125,9 @@ class Intake:
             return
         self._num_put += 1
         lane = self._lane(submit, num_bytes)
-        lane.put(_Waiting(submit, num_bytes, lane), order=self._num_put)
+        lane.put(Waiting(submit, num_bytes, lane, self._num_put))
 
-    def run(self, waiting: _Waiting) -> None:
+    def run(self, waiting: Waiting) -> None:
         """On a lane's thread."""
         request_id = waiting.submit.request_id
         waiting.began_s = self._clock()
@@ -145,7 +135,7 @@ class Intake:
             self._running.add(waiting)
         self._marks.begin(request_id)
         try:
-            self._starter.start(waiting.submit)
+            self._starter.start(waiting.submit, partial(waiting.lane.parked, waiting))
         finally:
             self._marks.end(request_id)
             account = waiting.submit.account
@@ -164,10 +154,8 @@ class Intake:
             stuck = [one for one in self._running if now_s - one.began_s > STUCK_AFTER_S]
             num_relieved = sum(one.is_relieved for one in stuck)
         for waiting in stuck:
-            if not waiting.is_relieved and num_relieved < MAX_RELIEVED:
+            if num_relieved < MAX_RELIEVED and waiting.lane.relieve(waiting):
                 num_relieved += 1
-                waiting.is_relieved = True
-                waiting.lane.start_thread()
                 log.critical("%s; another thread was started", _stuck_in_words(waiting, now_s))
         return sorted(_stuck_in_words(waiting, now_s) for waiting in stuck)
 
@@ -180,7 +168,7 @@ class Intake:
                 one.is_relieved or now_s - one.began_s <= STUCK_AFTER_S for one in self._running
             )
 
-    def _lane(self, submit: Submit, num_bytes: int) -> _Lane:
+    def _lane(self, submit: Submit, num_bytes: int) -> Lane:
         if isinstance(submit.request, EmbeddingRequest | ScoreRequest):
             return self._embeddings
         return next(lane for lane in self._lanes if lane.takes(num_bytes))
@@ -210,63 +198,7 @@ class Intake:
         return None
 
 
-class _Lane:
-    def __init__(self, intake: Intake, max_bytes: int | None, num_threads: int) -> None:
-        self._intake = intake
-        self._max_bytes = max_bytes
-        self._changed = threading.Condition()
-        self._queue: FairQueue[_Waiting] = FairQueue()
-        self._is_stopping = False
-        self._name = "intake" if max_bytes is None else f"intake-{max_bytes // KIB}k"
-        self._num_threads = num_threads
-        self._num_started = 0
-
-    def start(self) -> None:
-        for _ in range(self._num_threads):
-            self.start_thread()
-
-    def start_thread(self) -> None:
-        name = f"{self._name}-{self._num_started}"
-        self._num_started += 1
-        SupervisedThread(self._run, name=name).start()
-
-    def stop(self) -> None:
-        with self._changed:
-            self._is_stopping = True
-            self._changed.notify_all()
-
-    def takes(self, num_bytes: int) -> bool:
-        return self._max_bytes is None or num_bytes <= self._max_bytes
-
-    def put(self, waiting: _Waiting, *, order: int) -> None:
-        submit = waiting.submit
-        with self._changed:
-            self._queue.add(
-                waiting,
-                account=submit.account,
-                order=order,
-                cost=waiting.num_bytes,
-                weight=submit.weight,
-                is_anonymous=submit.is_anonymous or submit.yields,
-            )
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while (waiting := self._next()) is not None:
-            self._intake.run(waiting)
-            if waiting.is_relieved:
-                return
-
-    def _next(self) -> _Waiting | None:
-        with self._changed:
-            while not self._queue:
-                if self._is_stopping:
-                    return None
-                self._changed.wait()
-            return self._queue.take()
-
-
-def _stuck_in_words(waiting: _Waiting, now_s: float) -> str:
+def _stuck_in_words(waiting: Waiting, now_s: float) -> str:
     submit = waiting.submit
     return (
         f"request {submit.request_id} (account {submit.account}, key {submit.key or '-'}) for "

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from inference.neuron.text_jobs import TextJobs
 from inference.protocol.generation import ChatInput
 from inference.protocol.heartbeat import Capability
 from inference.protocol.load import LoadReport, LoadSpec, spec_digest
-from inference.text.chat_template import ChatTemplate
+from inference.sandbox.caller import Caller
+from inference.sandbox.pool import WorkerPool
 from inference.text.parts import ToolFormat
 from inference.text.phrases import PhraseMarkers, find_phrases
 from inference.text.reasoning import ReasoningMarkers, find_markers
-from inference.text.template_sources import find_templates
+from inference.text.template_sources import TemplateSources, find_templates
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.plain import PlainFormat
 from inference.text.tool_calls.registry import find_tool_format
@@ -27,7 +29,9 @@ class ModelText:
     """Immutable; any thread may use it."""
 
     tokenizer: Tokenizer
-    template: ChatTemplate
+    templates: TemplateSources
+    jobs: TextJobs
+    """What is done with its templates and with grammars, in workers."""
     report: LoadReport
     markers: ReasoningMarkers | None = None
     """The markers of its thinking block; ``None``: it does not think, or between phrases."""
@@ -41,15 +45,21 @@ class ModelText:
     """A digest of its files, settings and device, and of this release."""
 
     @classmethod
-    def load(cls, spec: LoadSpec, report: LoadReport) -> ModelText:
+    def load(cls, spec: LoadSpec, report: LoadReport, pool: WorkerPool) -> ModelText:
         """Reads the report's tokenizer directory. Raises ``TextError``."""
         directory = Path(report.tokenizer_dir)
         tokenizer = Tokenizer.load(directory)
         templates = find_templates(directory, spec.chat_template)
         markers = find_markers(tokenizer, templates.default)
+        jobs = TextJobs.load(
+            pool, model=spec.model, sources=templates, tokenizer=tokenizer, report=report
+        )
+        if report.kind == "generation":
+            report = msgspec.structs.replace(report, template_problem=jobs.try_template())
         return cls(
             tokenizer=tokenizer,
-            template=ChatTemplate(templates, tokenizer.special_tokens),
+            templates=templates,
+            jobs=jobs,
             report=report,
             markers=markers,
             phrases=find_phrases(templates.default) if markers is None else None,
@@ -57,6 +67,10 @@ class ModelText:
             max_output_tokens=spec.max_output_tokens,
             fingerprint=fingerprint(spec, report),
         )
+
+    def of(self, caller: Caller) -> ModelText:
+        """The same, whose jobs are done on behalf of ``caller``."""
+        return replace(self, jobs=self.jobs.of(caller))
 
     def tool_format_of(self, chat: ChatInput) -> ToolFormat | None:
         """How this answer's calls are written. A model whose own way is not known writes a call
@@ -85,7 +99,7 @@ class ModelText:
 
     def _template_thinks(self, markers: ReasoningMarkers) -> bool:
         """Some models have the markers from a relative that thinks and never write them."""
-        template = self.template.sources.default or ""
+        template = self.templates.default or ""
         return markers.opens in template or markers.closes in template or "thinking" in template
 
 

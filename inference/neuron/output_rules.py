@@ -27,11 +27,8 @@ from inference.protocol.generation import (
 from inference.protocol.sampling import Grammar
 from inference.text.bare_calls import ARGUMENTS_KEYS, bare_call_part
 from inference.text.chat_template import rendered_tools, wants_thinking
-from inference.text.compiling import calls_part, grammar_text, json_part, problem_of
-from inference.text.errors import GrammarTextError, SchemaError
+from inference.text.compiling import calls_part, json_part
 from inference.text.grammars import Thinking, answer_grammar
-from inference.text.schemas import checked_schema, leniently_checked
-from inference.text.text_formats import text_part
 from inference.text.tool_calls.errors import UnsupportedSchemaError
 
 
@@ -47,7 +44,7 @@ def request_grammar(
         thinking = _thinking(request.input, text, starts_thinking)
         must_call = request.input.tool_choice.mode == "required"
     if request.output_format is not None and not must_call:
-        parts.append(_format_part(request.output_format))
+        parts.append(_format_part(request.output_format, text))
     if not parts:
         return None
     if text.report.grammar_problem is not None:
@@ -60,10 +57,17 @@ def request_grammar(
         end_token_ids=text.report.eos_token_ids,
         num_calls=num_calls,
     )
-    problem = problem_of(grammar.text)
-    if problem is not None:
-        raise RequestRefusedError(Failure(code="invalid_grammar", message=problem))
+    text.jobs.check_grammar(grammar.text, _path_of(parts, num_calls, request.output_format))
     return grammar
+
+
+def _path_of(
+    parts: Sequence[dict[str, Any]], num_calls: int, output_format: OutputFormat | None
+) -> str | None:
+    """Where what the answer must be stood in the client's body; ``None``: in several places."""
+    if num_calls == len(parts):
+        return "tools"
+    return None if num_calls or output_format is None else output_format.path
 
 
 def _thinking(chat: ChatInput, text: ModelText, starts_thinking: bool) -> Thinking:
@@ -78,31 +82,14 @@ def _thinking(chat: ChatInput, text: ModelText, starts_thinking: bool) -> Thinki
     return Thinking.POSSIBLE
 
 
-def _format_part(output_format: OutputFormat) -> dict[str, Any]:
+def _format_part(output_format: OutputFormat, text: ModelText) -> dict[str, Any]:
+    """Checked by itself, so that a refusal names its own place."""
     if not output_format.is_json:
-        return _text_part(output_format)
+        return {"lark_grammar": text.jobs.lark_text(output_format)}
     schema = output_format.schema
     if schema is not None:
-        try:
-            schema = checked_schema(schema)
-        except SchemaError as error:
-            failure = invalid_schema(str(error), error.path(output_format.path))
-            raise RequestRefusedError(failure) from error
+        schema = text.jobs.checked_schema(schema, output_format.path)
     return json_part(schema)
-
-
-def _text_part(output_format: OutputFormat) -> dict[str, Any]:
-    """Checked by itself, so that what is wrong with it is told of its own place."""
-    try:
-        part = text_part(output_format)
-        problem = problem_of(grammar_text([part]))
-    except GrammarTextError as error:
-        problem = str(error)
-    if problem is not None:
-        raise RequestRefusedError(
-            Failure(code="invalid_grammar", message=problem, param=output_format.path)
-        )
-    return part
 
 
 def _call_parts(
@@ -126,7 +113,7 @@ def _call_parts(
     may_be_json = output_format is not None and choice.mode == "auto"
     if may_be_json:
         choice = ToolChoice(mode="required")
-    tools = [_checked_tool(tool, is_forced=choice.mode == "required") for tool in tools]
+    tools = [_checked_tool(tool, text, is_forced=choice.mode == "required") for tool in tools]
     if may_be_json and key is not None:
         return [bare_call_part(tool, key) for tool in tools]
     try:
@@ -149,17 +136,10 @@ def _check_choice(choice: ToolChoice, tools: Sequence[ToolDefinition]) -> None:
     raise RequestRefusedError(failure)
 
 
-def _checked_tool(tool: ToolDefinition, *, is_forced: bool) -> ToolDefinition:
+def _checked_tool(tool: ToolDefinition, text: ModelText, *, is_forced: bool) -> ToolDefinition:
     """A strict tool's schema must be enforced whole; another one's as far as it can be, and only
     where a call is forced."""
-    if tool.parameters is None:
+    if tool.parameters is None or not (tool.strict or is_forced):
         return tool
-    try:
-        if tool.strict:
-            return msgspec.structs.replace(tool, parameters=checked_schema(tool.parameters))
-        if is_forced:
-            return msgspec.structs.replace(tool, parameters=leniently_checked(tool.parameters))
-    except SchemaError as error:
-        failure = invalid_schema(str(error), error.path(tool.path))
-        raise RequestRefusedError(failure) from error
-    return tool
+    checked = text.jobs.checked_schema(tool.parameters, tool.path, is_lenient=not tool.strict)
+    return msgspec.structs.replace(tool, parameters=checked)

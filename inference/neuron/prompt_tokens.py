@@ -21,7 +21,7 @@ from inference.neuron.limits import prompt_param
 from inference.neuron.model_text import ModelText
 from inference.protocol.events import Failure
 from inference.protocol.generation import ChatInput, TextInput, TokensInput
-from inference.text.errors import NoPlaceForToolsError, TemplateRenderError, TooManyTokensError
+from inference.text.errors import TooManyTokensError
 from inference.text.harmony import ANSWER_HEAD
 from inference.text.phrases import opens_phrase
 from inference.text.reasoning import opens_block
@@ -109,13 +109,7 @@ def _render(chat: ChatInput, text: ModelText) -> str:
                 raise RequestRefusedError(
                     arguments_too_long(len(call.arguments), MAX_ARGUMENTS_CHARACTERS)
                 )
-    try:
-        return text.template.render(chat)
-    except TemplateRenderError as error:
-        param = "tools" if isinstance(error, NoPlaceForToolsError) else "messages"
-        raise RequestRefusedError(
-            Failure(code="template_render_failed", message=str(error), param=param)
-        ) from error
+    return text.jobs.render(chat)
 
 
 def checked_ids(

@@ -13,6 +13,7 @@ from inference.neuron.load_queue import LoadQueue
 from inference.neuron.request_table import RequestTable
 from inference.neuron.restart_policy import RestartPolicy
 from inference.protocol.load import LoadSpec
+from inference.sandbox.pool import WorkerPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,8 @@ class ReplicaContext:
     table: RequestTable
     publish: Callable[[list[AddressedEvent]], None]
     start_engine: Callable[[LoadSpec], EngineProcess]
+    workers: WorkerPool
+    """They compile grammars and render chat templates."""
     loads: LoadQueue
     admission: LoadAdmission
     discard: Callable[[Load], None]

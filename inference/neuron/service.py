@@ -53,6 +53,7 @@ from inference.protocol.heartbeat import PROTOCOL, BuildInfo, NeuronHeartbeat
 from inference.protocol.held import HeldRequests, held_requests
 from inference.protocol.load import LoadSpec
 from inference.protocol.stalls import KEPT_AFTER_LIMIT_S
+from inference.sandbox.pool import WorkerPool
 from inference.settings.storage import REDIS_STALL_S
 from inference.supervised_threads import mend_threads, thread_problems
 from inference.version import VERSION
@@ -110,6 +111,7 @@ class NeuronService:
         )
         self._images = ImageReader(client, neuron=name)
         self._marks = PreparingMarks(client, neuron=name, epoch=self.epoch)
+        self._workers = WorkerPool()
         self._intake = Intake(
             Starter(
                 table=self._table,
@@ -138,6 +140,7 @@ class NeuronService:
             start_engine=lambda spec: EngineProcess(
                 spec, engine_command, on_line=self.logs.writer(spec.model)
             ),
+            workers=self._workers,
             loads=self._loads,
             admission=LoadAdmission(
                 self._loads, fetch=self._fetcher.fetch, find=self._replicas.find
@@ -152,6 +155,7 @@ class NeuronService:
 
     def start(self) -> None:
         """Loads again what the last life had, as soon as Redis answers. Returns at once."""
+        self._workers.start()
         self._intake.start()
         self._heart.start()
         self.downloads.start()
@@ -259,6 +263,7 @@ class NeuronService:
             if not replica.wait_gone(max(0.0, deadline_s - time.monotonic())):
                 replica.kill()
                 replica.wait_gone(1.0)
+        self._workers.close()
         try:
             send_due(self._reports, self._client, neuron=self.name)
             self._heartbeats.remove()

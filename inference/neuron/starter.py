@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import msgspec
 
@@ -46,8 +48,11 @@ from inference.protocol.generation import (
 )
 from inference.protocol.images import SequenceImage
 from inference.protocol.sampling import SamplingParams
+from inference.sandbox.caller import Caller
 
 log = logging.getLogger(__name__)
+
+Parked = Callable[[], AbstractContextManager[None]]
 
 
 class Starter:
@@ -73,22 +78,24 @@ class Starter:
     def refuse(self, submit: Submit, failure: Failure) -> None:
         self._publish(self._table.fail(submit.request_id, failure))
 
-    def start(self, submit: Submit) -> None:
-        """Whatever goes wrong is told to the client."""
+    def start(self, submit: Submit, parked: Parked = nullcontext) -> None:
+        """Whatever goes wrong is told to the client. ``parked``: what is entered while the thread
+        waits long for a worker."""
         try:
-            self._start(submit)
+            self._start(submit, parked)
         except RequestRefusedError as refusal:
             self.refuse(submit, refusal.failure)
         except BaseException:  # a panic in Rust too ends this request alone
             log.exception("request %s: intake broke", submit.request_id)
             self.refuse(submit, internal_error())
 
-    def _start(self, submit: Submit) -> None:
+    def _start(self, submit: Submit, parked: Parked) -> None:
         if not self._table.is_live(submit.request_id):
             return  # cancelled while it waited
         if time.time() > submit.deadline_unix_s:
             raise RequestRefusedError(deadline_passed())
         engine, text = self._take(submit.model)
+        text = text.of(self._caller(submit, parked))
         if not _suits(submit.request, text):
             raise RequestRefusedError(wrong_kind(submit.model, text.report.kind))
         if submit.adapter is not None and text.report.kind != "generation":
@@ -113,6 +120,14 @@ class Starter:
                 if text.report.kind == "embedding":
                     pairing = Pairing(num_firsts=len(request.input.firsts))
                 self._start_embedding(submit, None, inputs, engine, pairing)
+
+    def _caller(self, submit: Submit, parked: Parked) -> Caller:
+        return Caller(
+            account=submit.account,
+            model=submit.model,
+            is_wanted=partial(self._table.is_live, submit.request_id),
+            parked=parked,
+        )
 
     def _start_generation(
         self, submit: Submit, request: GenerationRequest, engine: EngineProcess, text: ModelText

@@ -47,7 +47,7 @@ def tokenized(request_id: str, request: TokenizeRequest, text: ModelText) -> Tok
 def _settings(text: ModelText) -> dict[str, Any]:
     """The model's tokenizer_config.json, with the chat template that is used here."""
     settings = read_json_object(Path(text.report.tokenizer_dir) / "tokenizer_config.json")
-    return settings | {"chat_template": text.template.sources.default}
+    return settings | {"chat_template": text.templates.default}
 
 
 def _encoded(one: str, request: TokenizeRequest, text: ModelText) -> list[int]:

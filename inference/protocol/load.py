@@ -246,6 +246,9 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling defaults that the model's generation_config declares, by SamplingOptions name."""
     grammar_problem: str | None = None
     """Why no output of this model can be held to a grammar; ``None``: it can."""
+    template_problem: str | None = None
+    """What is wrong with its chat template, as the neuron has found by trying it with a short
+    conversation; ``None``: nothing."""
     vision: VisionInput | None = None
     """How it takes images; ``None``: it reads text only."""
     context_reason: str = ""

@@ -6,8 +6,8 @@ are transformers' own, so a template sees here what it sees there.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -16,8 +16,6 @@ from inference.protocol.generation import ChatInput, ChatMessage, ToolDefinition
 from inference.text.errors import NoPlaceForToolsError, TemplateRenderError
 from inference.text.template_sources import TemplateSources
 from inference.text.turns import Turn, arrangements, plain_turns
-
-log = logging.getLogger(__name__)
 
 CHATML = (
     "{% for message in messages %}"
@@ -59,37 +57,50 @@ def rendered_tools(chat: ChatInput) -> Sequence[ToolDefinition]:
     return () if chat.tool_choice.mode == "none" else chat.tools
 
 
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    text: str
+    refusal: str = ""
+    """Why it is plain ChatML; empty where the model's own template was used."""
+    loses_system_turns: bool = False
+    """The template rewrites or drops system turns."""
+
+
 class ChatTemplate:
-    """Stateless; any thread may render. A template is compiled once per process."""
+    """Stateless. A template is compiled once per process. Runs without limits of time and output,
+    so it is for the workers of ``inference.sandbox``."""
 
     def __init__(self, sources: TemplateSources, special_tokens: Mapping[str, str]) -> None:
         self.sources = sources
         self._special_tokens = dict(special_tokens)
 
-    def render(self, chat: ChatInput) -> str:
+    def render(self, chat: ChatInput) -> Rendering:
         """The prompt, as a rule up to where the assistant speaks, special tokens (bos too) written
         out.
 
         Raises ``TemplateRenderError`` for a chat with tools or images that the template cannot
-        express; without them a refusing template is replaced by ChatML, which the log tells.
+        express; without them a refusing template is replaced by ChatML. Raises ``MemoryError``
+        where there is too little memory.
         """
         _check_kwargs(chat.template_kwargs)
         source = self._source(chat)
         if source is None:
             if _has_images(chat):
                 raise TemplateRenderError("this model has no chat template, which images need")
-            log.warning("the model has no chat template: rendering plain ChatML")
-            return self._render_chatml(chat)
+            return Rendering(self._render_chatml(chat), refusal="the model has no chat template")
         try:
-            rendered = self._render_arranged(source, chat)
+            rendering = self._render_arranged(source, chat)
+        except MemoryError:
+            raise
         except Exception as error:  # templates are foreign code and may raise anything
             if _is_about_tools(chat) or _has_images(chat):
                 raise TemplateRenderError(f"the model's chat template failed: {error}") from error
-            log.warning("chat template failed (%s): rendering plain ChatML", error)
-            return self._render_chatml(chat)
+            return Rendering(
+                self._render_chatml(chat), refusal=f"the model's chat template failed: {error}"
+            )
         if self.sources.for_tools is None:
-            _check_results_are_kept(rendered, chat.messages)
-        return rendered
+            _check_results_are_kept(rendering.text, chat.messages)
+        return rendering
 
     def _source(self, chat: ChatInput) -> str | None:
         if not _is_about_tools(chat):
@@ -103,22 +114,23 @@ class ChatTemplate:
             raise TemplateRenderError("this model's chat template has no place for tool calls")
         return source
 
-    def _render_arranged(self, source: str, chat: ChatInput) -> str:
+    def _render_arranged(self, source: str, chat: ChatInput) -> Rendering:
         """Tries arrangements of the turns until one renders and loses no system turn."""
         refusal: Exception | None = None
         first_rendered: str | None = None
         for turns in arrangements(chat.messages):
             try:
                 rendered = self._render_source(source, turns, chat)
+            except MemoryError:
+                raise
             except Exception as error:  # noqa: BLE001 - raised again below if nothing renders
                 refusal = refusal or error
                 continue
             if _keeps_system_texts(rendered, chat.messages):
-                return rendered
+                return Rendering(rendered)
             first_rendered = first_rendered or rendered
         if first_rendered is not None:
-            log.warning("the chat template rewrites or drops system turns")
-            return first_rendered
+            return Rendering(first_rendered, loses_system_turns=True)
         assert refusal is not None
         raise refusal
 

@@ -22,7 +22,8 @@ models else write white space until they are cut."""
 MAX_PROBLEM_BYTES = 256 * 1024
 TOO_DEEP = "the schema is nested too deeply"
 
-_LIMITS = LLParserLimits(verbose_errors=False)
+LIMITS = LLParserLimits(verbose_errors=False)
+"""Errors without the parser's state, which is of no use to a client."""
 
 
 def json_part(schema: Schema | None) -> dict[str, Any]:
@@ -32,6 +33,11 @@ def json_part(schema: Schema | None) -> dict[str, Any]:
     elif isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     return {"json_schema": {**schema, OUR_OPTIONS: OPTIONS}}
+
+
+def lenient_part(schema: dict[str, Any]) -> dict[str, Any]:
+    """An object of which only the keywords that llguidance knows are enforced."""
+    return {"json_schema": {**schema, "type": "object", OUR_OPTIONS: {"lenient": True}}}
 
 
 def calls_part(lark: str) -> dict[str, Any]:
@@ -48,8 +54,8 @@ def grammar_text(parts: Sequence[dict[str, Any]]) -> str:
 
 def find_problem(grammar: str) -> str | None:
     """Why it cannot; ``None`` when it can. Without a tokenizer: token ids are not checked."""
-    is_broken, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=_LIMITS)
-    return _one_line(messages[0]) if is_broken else None
+    is_broken, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
+    return one_line(messages[0]) if is_broken else None
 
 
 def problem_of(grammar: str) -> str | None:
@@ -62,7 +68,7 @@ _problems: RecentResults[str | None] = RecentResults(
 )
 
 
-def _one_line(message: str) -> str:
+def one_line(message: str) -> str:
     """Regular expressions are complained of in several, the last of which says why."""
     first, *others = [line.strip() for line in message.splitlines() if line.strip()]
     return f"{first} {others[-1].removeprefix('error: ')}" if others else first

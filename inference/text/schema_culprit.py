@@ -9,6 +9,8 @@ up the requests behind this one, so there is an end to them: what was narrowed u
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from inference.text.compiling import find_problem, grammar_text, json_part
 from inference.text.schema_places import (
     STRUCTURE,
@@ -32,8 +34,9 @@ class _EnoughTriedError(Exception):
 class _Trials:
     """Raises ``_EnoughTriedError`` instead of going over ``MAX_COMPILED_CHARS``."""
 
-    def __init__(self, problem: str) -> None:
+    def __init__(self, problem: str, find: Callable[[str], str | None]) -> None:
         self._problem = problem
+        self._find = find
         self._chars_left = MAX_COMPILED_CHARS
 
     def remains(self, schema: Schema) -> bool:
@@ -42,13 +45,16 @@ class _Trials:
         self._chars_left -= len(text)
         if self._chars_left < 0:
             raise _EnoughTriedError
-        return find_problem(text) == self._problem
+        return self._find(text) == self._problem
 
 
-def find_culprit(root: Schema, problem: str) -> Steps:
+def find_culprit(
+    root: Schema, problem: str, find: Callable[[str], str | None] | None = None
+) -> Steps:
     """The steps to the deepest place that has the ``problem`` by itself, and to its keyword; to a
-    place around it where the schema is too large to look further."""
-    trials, place = _Trials(problem), Place((), root)
+    place around it where the schema is too large to look further. ``find`` says what is wrong with
+    a grammar; ``None``: ``find_problem``."""
+    trials, place = _Trials(problem, find or find_problem), Place((), root)
     try:
         while (deeper := _child_to_blame(trials, root, place)) is not None:
             root, place = deeper

@@ -11,7 +11,14 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from inference.text.compiling import OUR_OPTIONS, TOO_DEEP, grammar_text, json_part, problem_of
+from inference.text.compiling import (
+    OUR_OPTIONS,
+    TOO_DEEP,
+    grammar_text,
+    json_part,
+    lenient_part,
+    problem_of,
+)
 from inference.text.errors import SchemaError
 from inference.text.schema_bounds import with_exact_bounds
 from inference.text.schema_culprit import find_culprit
@@ -72,8 +79,7 @@ def leniently_checked(schema: dict[str, Any]) -> dict[str, Any]:
     for place in all_places(schema):
         _check_depth(place)
     enforced: dict[str, Any] = _enforced(schema)
-    lenient = {**enforced, "type": "object", OUR_OPTIONS: {"lenient": True}}
-    problem = problem_of(grammar_text([{"json_schema": lenient}]))
+    problem = problem_of(grammar_text([lenient_part(enforced)]))
     if problem is not None:
         raise SchemaError((), problem)
     return cast(dict[str, Any], with_exact_bounds(enforced))

@@ -34,6 +34,7 @@ FAILURES: dict[str, FailureKind] = {
     "empty_prompt": _BAD_REQUEST,
     "invalid_schema": _BAD_REQUEST,
     "invalid_grammar": _BAD_REQUEST,
+    "template_limit_exceeded": _BAD_REQUEST,
     "model_not_found": FailureKind(404, "invalid_request_error"),
     "template_render_failed": FailureKind(422, "invalid_request_error"),
     # more than the account may have

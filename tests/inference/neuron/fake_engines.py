@@ -7,8 +7,9 @@ import psutil
 FAKE_ENGINE = "fake_engine.py"
 
 
-def running_engines() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
+def running_engines(neuron_pid: int | None = None) -> list[psutil.Process]:
+    """Of a neuron, else of this process."""
+    children = psutil.Process(neuron_pid).children(recursive=True)
     return [child for child in children if FAKE_ENGINE in _command(child)]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from inference.neuron.model_text import ModelText
 from inference.protocol.load import LoadReport, LoadSpec
+from tests.sandbox_workers import WORKERS
 
 CHAT_TEMPLATE = (
     "{% if tools %}<call>{{ tools | tojson }}{% endif %}{% for m in messages %}"
@@ -46,4 +47,5 @@ def model_text(
         chat_template=chat_template,
         max_output_tokens=max_output_tokens,
     )
-    return ModelText.load(spec, LoadReport(**(known | report)))  # type: ignore[arg-type]
+    loaded = LoadReport(**(known | report))  # type: ignore[arg-type]
+    return ModelText.load(spec, loaded, WORKERS)

@@ -37,6 +37,7 @@ from inference.protocol.generation import (
     TokensInput,
 )
 from inference.protocol.load import LoadReport, LoadSpec
+from tests.sandbox_workers import WORKERS
 
 LIMIT = 20
 DIMENSIONS = 8
@@ -68,7 +69,7 @@ def report(directory: Path, **fields: Any) -> LoadReport:
 
 def text_of(directory: Path, **fields: Any) -> ModelText:
     spec = LoadSpec(job_id="j", model="m", source="path:/m")
-    return ModelText.load(spec, report(directory, **fields))
+    return ModelText.load(spec, report(directory, **fields), WORKERS)
 
 
 def request(*texts: str, dimensions: int | None = None) -> EmbeddingRequest:

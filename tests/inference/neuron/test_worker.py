@@ -35,6 +35,7 @@ from inference.protocol.keys import (
     TASK_UNLOAD_MODEL,
     preparing_key,
 )
+from tests.inference.neuron.fake_engines import running_engines
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 StartNeuron = Callable[..., subprocess.Popen[bytes]]
@@ -85,7 +86,7 @@ def _running(server: PrivateRedis) -> Iterator[None]:
 
 
 def _engines(neuron: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    return psutil.Process(neuron.pid).children()
+    return running_engines(neuron.pid)
 
 
 def _load(app: Celery, spec: Any) -> None:
@@ -148,6 +149,7 @@ def test_what_a_neuron_died_of_is_not_run_by_the_next_one(
     neuron = start_neuron()
     _load(celery_app, fake_spec())
     gateway.wait_status("ready")
+    epoch = gateway.heartbeat().epoch
     marks = preparing_key("n1")
     slow = TokenizeRequest(model="m", input=TextInput(texts=["many words " * 1_000_000]))
     request_id = gateway.submit(request=slow)
@@ -160,6 +162,7 @@ def test_what_a_neuron_died_of_is_not_run_by_the_next_one(
     failed = gateway.wait_end(request_id)[-1]
     assert isinstance(failed, Failed)
     assert failed.failure.code == "request_broke_worker"
+    wait_until(lambda: (beat := gateway.heartbeat()) is not None and beat.epoch != epoch)
     gateway.wait_status("ready")
     request_id = gateway.submit(max_tokens=5)
     assert isinstance(gateway.wait_end(request_id)[-1], Finished)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from inference.protocol.generation import (
     ToolChoice,
     ToolDefinition,
 )
-from inference.text.chat_template import ChatTemplate, _keeps_system_texts
+from inference.text.chat_template import ChatTemplate, Rendering, _keeps_system_texts
 from inference.text.errors import (
     NoPlaceForToolsError,
     TemplateRenderError,
@@ -40,6 +39,10 @@ def _chat(*turns: tuple[str, str], **kwargs: object) -> ChatInput:
 
 
 def _render(source: str | None, chat: ChatInput) -> str:
+    return _rendering(source, chat).text
+
+
+def _rendering(source: str | None, chat: ChatInput) -> Rendering:
     return ChatTemplate(TemplateSources(source), {"bos_token": "<s>"}).render(chat)
 
 
@@ -58,8 +61,8 @@ def test_a_named_list_has_a_template_for_tools(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     sources = find_templates(tmp_path, None)
     template = ChatTemplate(sources, {})
-    assert template.render(_chat(("user", "x"))) == "d"
-    assert "function" in template.render(_chat(("user", "x"), tools=[TOOL]))
+    assert template.render(_chat(("user", "x"))).text == "d"
+    assert "function" in template.render(_chat(("user", "x"), tools=[TOOL])).text
 
 
 def test_a_further_template_file_is_for_tools(tmp_path: Path) -> None:
@@ -178,7 +181,7 @@ def test_the_effort_reaches_the_template() -> None:
     assert _render("{{ reasoning_effort }}", chat) == "high"
 
 
-def test_a_prompt_may_end_with_the_last_turn(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_prompt_may_end_with_the_last_turn() -> None:
     chat = _chat(("user", "Hi"), adds_generation_prompt=False)
     source = "{{ messages[0].content }}{% if add_generation_prompt %}[answer]{% endif %}"
     assert _render(source, chat) == "Hi"
@@ -186,18 +189,17 @@ def test_a_prompt_may_end_with_the_last_turn(caplog: pytest.LogCaptureFixture) -
     assert _render(None, chat) == "<|im_start|>user\nHi<|im_end|>\n"
 
 
-def test_a_missing_template_is_chatml_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        rendered = _render(None, _chat(("user", "Hi")))
-    assert rendered == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    assert "ChatML" in caplog.text
+def test_a_missing_template_is_chatml_and_said_so() -> None:
+    rendering = _rendering(None, _chat(("user", "Hi")))
+    assert rendering.text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert rendering.refusal == "the model has no chat template"
 
 
-def test_a_refusing_template_falls_back_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        rendered = _render("{{ raise_exception('roles must alternate') }}", _chat(("user", "Hi")))
-    assert rendered.startswith("<|im_start|>user\nHi")
-    assert "roles must alternate" in caplog.text
+def test_a_refusing_template_falls_back_and_says_why() -> None:
+    source = "{{ raise_exception('roles must alternate') }}"
+    rendering = _rendering(source, _chat(("user", "Hi")))
+    assert rendering.text.startswith("<|im_start|>user\nHi")
+    assert "roles must alternate" in rendering.refusal
 
 
 def test_a_refusing_template_with_tools_is_an_error() -> None:

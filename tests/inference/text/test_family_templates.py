@@ -30,7 +30,7 @@ HISTORY = [
 
 def _render(source: str, messages: list[ChatMessage], **kwargs: object) -> str:
     chat = ChatInput(messages=messages, **kwargs)  # type: ignore[arg-type]
-    return ChatTemplate(TemplateSources(source), {"bos_token": "<s>"}).render(chat)
+    return ChatTemplate(TemplateSources(source), {"bos_token": "<s>"}).render(chat).text
 
 
 @pytest.mark.parametrize("source", [QWEN, LLAMA, MISTRAL])

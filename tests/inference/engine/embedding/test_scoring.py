@@ -21,6 +21,7 @@ from inference.neuron.model_text import ModelText
 from inference.protocol.engine import EmbedSequences, SequencesEmbedded
 from inference.protocol.generation import PairsInput, ScoreRequest
 from inference.protocol.load import LoadSpec
+from tests.sandbox_workers import WORKERS
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "what", "is", "red", "blood", "grass", "a", "rose"]
 SIZES: dict[str, Any] = {
@@ -94,7 +95,7 @@ def test_scores_are_those_of_transformers(model_type: str, tmp_path: Path) -> No
     engine, model = load_embedding_engine(spec, opened, lambda progress: None)
     report = embedding_report(opened, model, 0.0)
     assert (report.kind, report.embedding_dimensions) == ("reranker", None)
-    text = ModelText.load(spec, report)
+    text = ModelText.load(spec, report, WORKERS)
     assert text.capabilities == ["rerank"]
     pairs = PairsInput(firsts=[PAIRS[0][0]], seconds=[second for _, second in PAIRS])
     prompts = prepare_scoring(ScoreRequest(model="m", input=pairs), text)

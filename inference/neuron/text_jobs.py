@@ -1,0 +1,251 @@
+"""What a request asks of the sandbox, and what its client is answered where that has no result.
+
+Schemas, grammars and chat templates are compiled and rendered in workers, never in this process
+(``inference.sandbox``). What a grammar came to is kept for the next request that has the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import weakref
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from inference.neuron.errors import (
+    RequestRefusedError,
+    cancelled,
+    internal_error,
+    invalid_grammar,
+    invalid_schema,
+    template_failed,
+    template_limit_exceeded,
+    workers_busy,
+)
+from inference.protocol.generation import ChatInput, ChatMessage, OutputFormat
+from inference.protocol.load import LoadReport
+from inference.recent_results import RecentResults
+from inference.sandbox.caller import Caller
+from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
+from inference.sandbox.jobs import (
+    Checked,
+    CheckGrammar,
+    CheckSchema,
+    CheckText,
+    Job,
+    Refused,
+    RenderChat,
+    Rendered,
+    RenderRefused,
+    Result,
+    TokenizerFacts,
+)
+from inference.sandbox.pool import WorkerPool
+from inference.text.errors import NoPlaceForToolsError, SchemaError, TemplateRenderError
+from inference.text.template_sources import TemplateSources
+from inference.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+MAX_KEPT_BYTES = 512 * 1024
+"""The most that checked schemas and grammars take that are kept, for each model."""
+MAX_LOGGED = 16
+"""Different warnings about one model's chat template."""
+NUM_TRIALS = 2
+"""How often a template may exceed its limits with a short conversation: once may be a machine that
+stood still."""
+SHORT_CHAT = ChatInput(
+    messages=[
+        ChatMessage(role="user", content="Hello"),
+        ChatMessage(role="assistant", content="Hello!"),
+        ChatMessage(role="user", content="How are you?"),
+    ]
+)
+ANYBODY = Caller()
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class _OfModel:
+    """What all requests of a model share."""
+
+    pool: WorkerPool
+    model: str
+    sources: TemplateSources
+    special_tokens: dict[str, str]
+    tokenizer: str
+    """Its digest; empty where answers cannot be held to a grammar."""
+    results: RecentResults[Result]
+    logged: set[str] = field(default_factory=set)
+    why_no_chats: str = ""
+    """What its template does to any conversation, so that none is rendered with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextJobs:
+    """Of one model, for one caller. Any thread may call; every method blocks."""
+
+    _of_model: _OfModel
+    _caller: Caller = ANYBODY
+
+    @classmethod
+    def load(
+        cls,
+        pool: WorkerPool,
+        *,
+        model: str,
+        sources: TemplateSources,
+        tokenizer: Tokenizer,
+        report: LoadReport,
+    ) -> TextJobs:
+        """Workers keep the model's tokens for as long as what this returns is referred to."""
+        facts = tokenizer_facts(tokenizer, report)
+        of_model = _OfModel(
+            pool=pool,
+            model=model,
+            sources=sources,
+            special_tokens=tokenizer.special_tokens,
+            tokenizer="" if facts is None else facts.digest,
+            results=RecentResults(MAX_KEPT_BYTES, _kept_bytes),
+        )
+        if facts is not None:
+            pool.keep_tokenizer(facts)
+            weakref.finalize(of_model, pool.release_tokenizer, facts.digest)
+        return cls(of_model)
+
+    def of(self, caller: Caller) -> TextJobs:
+        return replace(self, _caller=caller)
+
+    def try_template(self) -> str | None:
+        """Why the model's template cannot render even a short conversation; ``None``: it can. One
+        that exceeds its limits there renders no other conversation either."""
+        lost: LossReason | None = None
+        for _ in range(NUM_TRIALS):
+            try:
+                refusal = self.rendering(SHORT_CHAT).refusal
+                return f"{refusal}; conversations are written as ChatML" if refusal else None
+            except WorkerLostError as error:
+                lost = error.reason
+            except (TemplateRenderError, RequestRefusedError) as error:
+                return str(error)
+        self._of_model.why_no_chats = str(lost)
+        self._log_once(f"its chat template {lost} for a short conversation: chats are refused")
+        return f"the chat template {lost} for a short conversation; chats are refused"
+
+    def render(self, chat: ChatInput) -> str:
+        """Raises ``RequestRefusedError``."""
+        if self._of_model.why_no_chats:
+            raise RequestRefusedError(template_limit_exceeded(self._of_model.why_no_chats, "any"))
+        try:
+            rendered = self.rendering(chat)
+        except TemplateRenderError as error:
+            raise RequestRefusedError(template_failed(error)) from None
+        except WorkerLostError as lost:
+            self._log_once(f"its chat template {lost.reason} for a conversation")
+            raise RequestRefusedError(template_limit_exceeded(str(lost.reason), "this")) from None
+        if rendered.refusal:
+            self._log_once(f"{rendered.refusal}: rendering plain ChatML")
+        if rendered.loses_system_turns:
+            self._log_once("its chat template rewrites or drops system turns")
+        return rendered.text
+
+    def rendering(self, chat: ChatInput) -> Rendered:
+        """Raises ``TemplateRenderError``, ``WorkerLostError``, ``RequestRefusedError``."""
+        of_model = self._of_model
+        job = RenderChat(
+            default_template=of_model.sources.default,
+            tool_template=of_model.sources.tool_use,
+            special_tokens=of_model.special_tokens,
+            chat=chat,
+        )
+        match self._run(job):
+            case Rendered() as rendered:
+                return rendered
+            case RenderRefused(message=message, has_no_place_for_tools=has_no_place):
+                raise NoPlaceForToolsError if has_no_place else TemplateRenderError(message)
+        raise RequestRefusedError(internal_error())
+
+    def checked_schema(self, schema: Any, path: str, *, is_lenient: bool = False) -> Any:
+        """The schema that is enforced. Raises ``RequestRefusedError`` naming the place in it, which
+        stood at ``path``."""
+        try:
+            text = json.dumps(schema)
+        except RecursionError:
+            raise RequestRefusedError(invalid_schema("it is nested too deeply", path)) from None
+        job = CheckSchema(schema=text, tokenizer=self._of_model.tokenizer, is_lenient=is_lenient)
+        match self._checked(job, path):
+            case Checked(text=enforced):
+                return json.loads(enforced) if enforced else schema
+            case Refused() as refused:
+                error = SchemaError(tuple(refused.steps), refused.message)
+                raise RequestRefusedError(invalid_schema(str(error), error.path(path)))
+        raise RequestRefusedError(internal_error())
+
+    def lark_text(self, output_format: OutputFormat) -> str:
+        """An expression, choices or a client's grammar as lark text. Raises
+        ``RequestRefusedError``."""
+        path = output_format.path
+        job = CheckText(
+            output_format=msgspec.structs.replace(output_format, path=""),
+            tokenizer=self._of_model.tokenizer,
+        )
+        match self._checked(job, path):
+            case Checked(text=lark):
+                return lark
+            case Refused(message=message):
+                raise RequestRefusedError(invalid_grammar(message, path))
+        raise RequestRefusedError(internal_error())
+
+    def check_grammar(self, text: str, path: str | None) -> None:
+        """Of a whole answer. ``path``: what it came from, where that is one thing. Raises
+        ``RequestRefusedError``."""
+        job = CheckGrammar(text=text, tokenizer=self._of_model.tokenizer)
+        match self._checked(job, path):
+            case Refused(message=message):
+                raise RequestRefusedError(invalid_grammar(message, path))
+
+    def _checked(self, job: CheckSchema | CheckText | CheckGrammar, path: str | None) -> Result:
+        key = msgspec.json.encode(job).decode()
+        try:
+            return self._of_model.results.get(key, lambda _: self._run(job))
+        except WorkerLostError as lost:
+            log.warning("a grammar for %s %s: refused", self._of_model.model, lost.reason)
+            message = f"it cannot be compiled: the compiler {lost.reason}"
+            raise RequestRefusedError(invalid_grammar(message, path)) from None
+
+    def _run(self, job: Job) -> Result:
+        """Raises ``WorkerLostError``, ``RequestRefusedError``."""
+        try:
+            return self._of_model.pool.run(job, self._caller)
+        except NoWorkerError:
+            raise RequestRefusedError(workers_busy()) from None
+        except NotWantedError:
+            raise RequestRefusedError(cancelled()) from None
+
+    def _log_once(self, what: str) -> None:
+        logged = self._of_model.logged
+        if what not in logged and len(logged) < MAX_LOGGED:
+            logged.add(what)
+            log.warning("%s: %s", self._of_model.model, what)
+
+
+def tokenizer_facts(tokenizer: Tokenizer, report: LoadReport) -> TokenizerFacts | None:
+    """``None`` where no answer of the model can be held to a grammar."""
+    if report.kind != "generation" or report.grammar_problem is not None:
+        return None
+    tokens = [tokenizer.bytes_of(token_id) for token_id in range(report.vocab_size)]
+    special = sorted(one for one in tokenizer.special_token_ids if one < report.vocab_size)
+    facts = TokenizerFacts(
+        digest="", tokens=tokens, special_token_ids=special, end_token_ids=report.eos_token_ids
+    )
+    digest = hashlib.sha256(msgspec.msgpack.encode(facts)).hexdigest()
+    return msgspec.structs.replace(facts, digest=digest)
+
+
+def _kept_bytes(key: str, result: Result) -> int:
+    match result:
+        case Checked(text=text) | Refused(message=text):
+            return len(text)
+    return 0

@@ -1,0 +1,140 @@
+"""What a worker is asked, and what it answers: msgpack frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from inference.protocol.generation import ChatInput, OutputFormat
+
+Steps = list[str | int]
+
+
+class CheckSchema(msgspec.Struct, frozen=True, kw_only=True, tag="check_schema"):
+    """Check a JSON schema, and compile it. ``schema`` is JSON text; ``tokenizer`` is the digest of
+    the model's, empty where there is none."""
+
+    schema: str
+    tokenizer: str
+    is_lenient: bool = False
+    """Enforce as much of it as can be; otherwise all or nothing."""
+
+
+class CheckText(msgspec.Struct, frozen=True, kw_only=True, tag="check_text"):
+    """Write an expression, choices or a client's grammar as lark text, and compile it."""
+
+    output_format: OutputFormat
+    tokenizer: str
+
+
+class CheckGrammar(msgspec.Struct, frozen=True, kw_only=True, tag="check_grammar"):
+    """Compile a whole grammar and follow it for some tokens."""
+
+    text: str
+    tokenizer: str
+
+
+class RenderChat(msgspec.Struct, frozen=True, kw_only=True, tag="render_chat"):
+    default_template: str | None
+    tool_template: str | None
+    special_tokens: dict[str, str]
+    chat: ChatInput
+
+
+Job = CheckSchema | CheckText | CheckGrammar | RenderChat
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
+    """It can be enforced. ``text`` is what is enforced, where that is not what was sent: a schema
+    as JSON, or lark text."""
+
+    text: str = ""
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """``message`` is written for the client; ``steps`` lead from the schema's root to the keyword,
+    where that is known."""
+
+    message: str
+    steps: Steps = []
+
+
+class Rendered(msgspec.Struct, frozen=True, kw_only=True, tag="rendered"):
+    text: str
+    refusal: str = ""
+    """Why the model's own template was not used."""
+    loses_system_turns: bool = False
+    """The template rewrites or drops system turns."""
+
+
+class RenderRefused(msgspec.Struct, frozen=True, kw_only=True, tag="render_refused"):
+    message: str
+    has_no_place_for_tools: bool = False
+
+
+class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
+    """The worker survived, and has no result: memory or output ran over, or a library panicked."""
+
+    reason: str
+    """A ``LossReason``."""
+
+
+Result = Checked | Refused | Rendered | RenderRefused | Broken
+
+encode_frame = msgspec.msgpack.Encoder().encode
+decode_job = msgspec.msgpack.Decoder(Job).decode
+decode_result: Callable[[bytes], Result] = msgspec.msgpack.Decoder(Result).decode
+
+
+class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What compiling a grammar needs of a model's tokenizer."""
+
+    digest: str
+    tokens: list[bytes]
+    """Index is the token id; padded to the model's vocabulary."""
+    special_token_ids: list[int]
+    end_token_ids: list[int]
+
+
+class ForkWorker(msgspec.Struct, frozen=True, tag="fork"):
+    """One byte with the worker's end of its socket follows. Answered by ``Forked``."""
+
+
+class ReapWorker(msgspec.Struct, frozen=True, tag="reap"):
+    """The worker ends or has ended: answered by ``Reaped`` once it has."""
+
+    pid: int
+
+
+class KeepTokenizer(msgspec.Struct, frozen=True, tag="keep_tokenizer"):
+    """Workers that are forked from now on have it. Answered by ``Done``."""
+
+    facts: TokenizerFacts
+
+
+class ForgetTokenizer(msgspec.Struct, frozen=True, tag="forget_tokenizer"):
+    digest: str
+
+
+Command = ForkWorker | ReapWorker | KeepTokenizer | ForgetTokenizer
+
+
+class Forked(msgspec.Struct, frozen=True, tag="forked"):
+    pid: int
+
+
+class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
+    """``signal_number`` ended it; 0: it ended by itself."""
+
+    signal_number: int
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    pass
+
+
+Reply = Forked | Reaped | Done
+
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_reply: Callable[[bytes], Reply] = msgspec.msgpack.Decoder(Reply).decode

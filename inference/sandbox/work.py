@@ -1,0 +1,114 @@
+"""Does one job, in a worker. Knows neither sockets nor limits: whoever runs it sets them."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+from inference.protocol.generation import OutputFormat
+from inference.sandbox.errors import LossReason
+from inference.sandbox.jobs import (
+    Broken,
+    Checked,
+    CheckGrammar,
+    CheckSchema,
+    CheckText,
+    Job,
+    Refused,
+    RenderChat,
+    Rendered,
+    RenderRefused,
+    Result,
+)
+from inference.sandbox.trial import trial_problem
+from inference.text.chat_template import ChatTemplate
+from inference.text.compiling import (
+    TOO_DEEP,
+    find_problem,
+    grammar_text,
+    json_part,
+    lenient_part,
+)
+from inference.text.errors import (
+    GrammarTextError,
+    NoPlaceForToolsError,
+    SchemaError,
+    TemplateRenderError,
+)
+from inference.text.schema_culprit import find_culprit
+from inference.text.schema_rewrites import original_steps
+from inference.text.schemas import checked_schema, leniently_checked
+from inference.text.template_sources import TemplateSources
+from inference.text.text_formats import text_part
+from inference.text.token_bounds import num_bytes
+
+
+def perform(job: Job, max_output_bytes: int) -> Result:
+    """Never raises: a panic of the compiler, which is no ``Exception``, is a result as well."""
+    try:
+        return _perform(job, max_output_bytes)
+    except MemoryError:
+        return Broken(reason=LossReason.MEMORY)
+    except BaseException:  # noqa: BLE001 - a panic in Rust is no Exception
+        return Broken(reason=LossReason.CRASH)
+
+
+def _perform(job: Job, max_output_bytes: int) -> Result:
+    match job:
+        case CheckSchema():
+            return _check_schema(job)
+        case CheckText():
+            return _check_text(job.output_format, job.tokenizer)
+        case CheckGrammar():
+            problem = find_problem(job.text) or trial_problem(job.text, job.tokenizer)
+            return Checked() if problem is None else Refused(message=problem)
+        case RenderChat():
+            return _render(job, max_output_bytes)
+
+
+def _check_schema(job: CheckSchema) -> Result:
+    check, part = (
+        (leniently_checked, lenient_part) if job.is_lenient else (checked_schema, json_part)
+    )
+    try:
+        sent = json.loads(job.schema)
+        schema: Any = check(sent)
+    except SchemaError as error:
+        return Refused(message=str(error), steps=list(error.steps))
+    except RecursionError:
+        return Refused(message=TOO_DEEP)
+    find = partial(trial_problem, digest=job.tokenizer)
+    problem = find(grammar_text([part(schema)]))
+    if problem is None:
+        enforced = json.dumps(schema)
+        return Checked(text="" if enforced == job.schema else enforced)
+    steps = () if job.is_lenient else original_steps(sent, find_culprit(schema, problem, find))
+    return Refused(message=problem, steps=list(steps))
+
+
+def _check_text(output_format: OutputFormat, tokenizer: str) -> Result:
+    try:
+        part = text_part(output_format)
+    except GrammarTextError as error:
+        return Refused(message=str(error))
+    text = grammar_text([part])
+    problem = find_problem(text) or trial_problem(text, tokenizer)
+    return Checked(text=part["lark_grammar"]) if problem is None else Refused(message=problem)
+
+
+def _render(job: RenderChat, max_output_bytes: int) -> Result:
+    sources = TemplateSources(job.default_template, job.tool_template)
+    try:
+        rendering = ChatTemplate(sources, job.special_tokens).render(job.chat)
+    except TemplateRenderError as error:
+        return RenderRefused(
+            message=str(error), has_no_place_for_tools=isinstance(error, NoPlaceForToolsError)
+        )
+    if num_bytes(rendering.text) > max_output_bytes:
+        return Broken(reason=LossReason.OUTPUT)
+    return Rendered(
+        text=rendering.text,
+        refusal=rendering.refusal,
+        loses_system_turns=rendering.loses_system_turns,
+    )

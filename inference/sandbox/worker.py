@@ -1,0 +1,51 @@
+"""A worker: does one job after the other, each within its limits, until its socket closes."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from inference.engine.errors import ChannelError
+from inference.engine.serving.channel import Channel
+from inference.sandbox.errors import LossReason
+from inference.sandbox.jobs import Broken, decode_job, encode_frame
+from inference.sandbox.limits import (
+    GROWTH_BYTES,
+    data_bytes,
+    lift_limits,
+    limit_job,
+    limit_process,
+    output_bytes,
+)
+from inference.sandbox.work import perform
+
+
+def work(connection: socket.socket) -> None:
+    """Returns when nobody is at the other end, or when it has grown."""
+    limit_process()
+    _write_nowhere()
+    channel, started_bytes = Channel(connection), data_bytes()
+    try:
+        while data_bytes() < started_bytes + GROWTH_BYTES:
+            frame = channel.receive()
+            channel.send(_answer(frame))
+    except ChannelError:
+        return
+
+
+def _answer(frame: bytes) -> bytes:
+    limit_job(len(frame))
+    try:
+        return encode_frame(perform(decode_job(frame), output_bytes(len(frame))))
+    except MemoryError:
+        return encode_frame(Broken(reason=LossReason.MEMORY))
+    finally:
+        lift_limits()
+
+
+def _write_nowhere() -> None:
+    """A panic's message quotes the request, which no log may."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -1,0 +1,208 @@
+"""Workers: what ends one is its own job's error, and nobody else notices."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from inference.sandbox.caller import Caller
+from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
+from inference.sandbox.jobs import Checked, CheckGrammar, Job, Refused, Rendered
+from inference.sandbox.pool import MAX_OF_BOTH, WorkerPool
+from tests.inference.neuron.conftest import wait_until
+from tests.inference.sandbox.jobs import BYTES, LOOPS, PANICS, TEMPLATE, check, render
+
+REPOSITORY_DIR = Path(__file__).resolve().parents[3]
+ANYBODY = Caller()
+CRASHING_GRAMMAR = CheckGrammar(
+    text='{"grammars": [{"json_schema": {"const": -9223372036854775808}}]}', tokenizer=""
+)
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    made = WorkerPool()
+    yield made
+    made.close()
+
+
+def is_fine(pool: WorkerPool, caller: Caller = ANYBODY) -> bool:
+    return pool.run(render(TEMPLATE), caller) == Rendered(text="<user>Hi")
+
+
+def loss(pool: WorkerPool, job: Job) -> LossReason:
+    with pytest.raises(WorkerLostError) as lost:
+        pool.run(job, ANYBODY)
+    return lost.value.reason
+
+
+def workers() -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "inference.sandbox" in process.cmdline() and process.status() != "zombie":
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (CRASHING_GRAMMAR, LossReason.CRASH),
+        (CheckGrammar(text=CRASHING_GRAMMAR.text, tokenizer="bytes"), LossReason.CRASH),
+        (check(PANICS), LossReason.CRASH),
+        (check({"properties": {"a": PANICS}}, is_lenient=True), LossReason.CRASH),
+        (render("{{ messages[0].content * 10000000000 }}"), LossReason.MEMORY),
+        (render("{{ messages[0].content * 10000000 }}"), LossReason.OUTPUT),
+    ],
+    ids=["crash", "crash with tokens", "panic", "lenient panic", "memory", "output"],
+)
+def test_a_job_that_breaks_ends_alone(pool: WorkerPool, job: Job, reason: LossReason) -> None:
+    assert is_fine(pool)
+    assert loss(pool, job) is reason
+    assert is_fine(pool)
+
+
+def test_what_never_ends_is_ended_at_its_limit(pool: WorkerPool) -> None:
+    assert loss(pool, render(LOOPS)) is LossReason.TIME
+    assert is_fine(pool)
+
+
+def test_what_hangs_holds_up_nobody_else(pool: WorkerPool) -> None:
+    assert is_fine(pool)
+    is_wanted = threading.Event()
+    is_wanted.set()
+    begun = workers()
+
+    def hang() -> None:
+        with contextlib.suppress(NotWantedError):
+            while True:
+                with contextlib.suppress(WorkerLostError):
+                    pool.run(render(LOOPS), Caller(is_wanted=is_wanted.is_set))
+
+    hanging = [threading.Thread(target=hang) for _ in range(3 * MAX_OF_BOTH)]
+    for thread in hanging:
+        thread.start()
+    wait_until(lambda: len(workers()) > len(begun))
+    for _ in range(20):
+        assert is_fine(pool, Caller(model="another"))
+        assert is_fine(pool, Caller(account="another"))
+    assert all(thread.is_alive() for thread in hanging)
+    is_wanted.clear()
+    for thread in hanging:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in hanging)
+    assert is_fine(pool)
+
+
+def test_a_cancelled_job_ends_at_once(pool: WorkerPool) -> None:
+    assert is_fine(pool)
+    is_parked, is_wanted = threading.Event(), threading.Event()
+    is_wanted.set()
+
+    @contextmanager
+    def parked() -> Iterator[None]:
+        is_parked.set()
+        yield
+        is_parked.clear()
+
+    def hang() -> None:
+        with pytest.raises(NotWantedError):
+            pool.run(render(LOOPS), Caller(is_wanted=is_wanted.is_set, parked=parked))
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    assert is_parked.wait(60)
+    busy = max(workers(), key=lambda process: sum(process.cpu_times()[:2]))
+    assert busy.is_running()
+    is_wanted.clear()
+    thread.join(60)
+    assert not thread.is_alive() and not is_parked.is_set()
+    wait_until(lambda: not any(one.cpu_percent(0.05) > 20 for one in workers()))
+    assert is_fine(pool)
+
+
+def test_workers_and_their_server_may_die_while_idle(pool: WorkerPool) -> None:
+    assert is_fine(pool)
+    for process in workers():
+        process.kill()
+        process.wait(60)
+    assert is_fine(pool)
+
+
+def test_tokenizers_come_with_each_worker(pool: WorkerPool) -> None:
+    assert is_fine(pool)
+    unknown = CheckGrammar(
+        text='{"grammars": [{"lark_grammar": "start: <[999]>"}]}', tokenizer=BYTES.digest
+    )
+    assert pool.run(unknown, ANYBODY) == Checked()
+    pool.keep_tokenizer(BYTES)
+    assert isinstance(pool.run(unknown, ANYBODY), Refused)
+    assert loss(pool, CRASHING_GRAMMAR) is LossReason.CRASH
+    assert isinstance(pool.run(unknown, ANYBODY), Refused)
+    pool.release_tokenizer(BYTES.digest)
+    assert loss(pool, CRASHING_GRAMMAR) is LossReason.CRASH
+    assert loss(pool, CRASHING_GRAMMAR) is LossReason.CRASH
+    assert pool.run(unknown, ANYBODY) == Checked()
+
+
+def test_workers_have_no_secrets_and_no_torch(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://:secret@host/0")
+    assert is_fine(pool)
+    assert len(workers()) >= 2
+    for process in workers():
+        assert "REDIS_URL" not in process.environ()
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        assert "libtorch" not in maps and "django" not in maps
+
+
+def test_nothing_is_left_of_a_closed_pool(pool: WorkerPool) -> None:
+    before = {process.pid for process in workers()}
+    assert is_fine(pool)
+    begun = [process for process in workers() if process.pid not in before]
+    assert len(begun) == 2
+    pool.close()
+    _, alive = psutil.wait_procs(begun, timeout=60)
+    assert not alive
+    with pytest.raises(NoWorkerError):
+        is_fine(pool)
+    pool.start()
+
+
+STARTS_AND_HANGS = """
+import threading, time
+from inference.sandbox.caller import Caller
+from inference.sandbox.pool import WorkerPool
+from tests.inference.sandbox.jobs import LOOPS, TEMPLATE, render
+pool = WorkerPool()
+pool.run(render(TEMPLATE), Caller())
+threading.Thread(target=lambda: pool.run(render(LOOPS), Caller())).start()
+time.sleep(0.2)
+print("hangs", flush=True)
+"""
+
+
+def test_workers_end_with_the_process_that_started_them() -> None:
+    """However it ends, even in the middle of a job that never does."""
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS_AND_HANGS], cwd=REPOSITORY_DIR, stdout=subprocess.PIPE
+    ) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == b"hangs\n"
+        begun = psutil.Process(starter.pid).children(recursive=True)
+        assert len(begun) >= 2
+        starter.kill()
+    _, alive = psutil.wait_procs(begun, timeout=120)
+    assert not alive
