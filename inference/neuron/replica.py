@@ -22,6 +22,7 @@ from inference.neuron.engine_process import EngineProcess
 from inference.neuron.engine_run import EngineEnd, EngineRun
 from inference.neuron.errors import EngineGoneError, LoadRefusedError
 from inference.neuron.load import Load
+from inference.neuron.load_watch import GRACE_S
 from inference.neuron.model_text import ModelText
 from inference.neuron.replica_context import ReplicaContext
 from inference.neuron.replica_record import ReplicaRecord
@@ -55,6 +56,10 @@ class Replica:
         """Its place in the queue of loads, and its claim on memory."""
         self._record = ReplicaRecord(spec.model, recovering=recovering)
         self._run: EngineRun | None = None
+        self._stall: LoadFailure | None = None
+        """Its load made no progress, and is being ended."""
+        self._abandoned = threading.Event()
+        """Its thread hung, and others count it as gone."""
         self._end_asked = threading.Event()
         self._gone = threading.Event()
         self._slumber = Slumber(
@@ -168,6 +173,23 @@ class Replica:
         """Once a second: ends a drained engine, kills one that hangs or does not stop when told."""
         if (run := self._run) is not None:
             run.tick()
+        limit_s = self._context.load_stall_limit_s
+        if limit_s is not None and (stall := self._record.stall(self._context.clock(), limit_s)):
+            self._end_stalled_load(*stall, limit_s)
+
+    def _end_stalled_load(self, stalled_s: float, failure: LoadFailure, limit_s: float) -> None:
+        """Its download or engine is ended. A load whose own thread hangs is given up without that,
+        so that later loads get their turn."""
+        if self._stall is None:
+            self._stall = failure
+            log.error("replica %s: %s; it is ended", self.spec.model, failure.message)
+            if (run := self._run) is not None:
+                run.end_load(failure)
+        elif stalled_s > limit_s + GRACE_S and not self._abandoned.is_set():
+            self._abandoned.set()
+            log.critical("replica %s: its thread hangs; it is given up", self.spec.model)
+            self._record.give_up(failure)
+            self._leave_loads()
 
     def stop(self) -> None:
         """The neuron is ending: the engine is told to stop at once. Returns at once."""
@@ -196,11 +218,16 @@ class Replica:
                     break
                 self._end_asked.wait(delay_s)
         finally:
-            self._context.loads.release(self.load)
-            if self.status is not ReplicaStatus.FAILED:
-                self._context.on_gone(self.load)
-            self._gone.set()
-            self._slumber.is_gone()
+            if not self._abandoned.is_set():
+                self._leave_loads()
+
+    def _leave_loads(self) -> None:
+        self._context.loads.release(self.load)
+        if self.status is not ReplicaStatus.FAILED:
+            self._context.on_gone(self.load)
+        self._gone.set()
+        self._slumber.is_gone()
+        self._context.on_change()
 
     def _run_contained(self) -> float | None:
         """As ``_run_engine``. Whatever that raises counts as the end of an engine."""
@@ -208,6 +235,8 @@ class Replica:
             return self._run_engine()
         except BaseException:
             log.exception("replica %s: its supervisor broke", self.spec.model)
+            if self._abandoned.is_set():
+                return None
             run, self._run = self._run, None
             if run is not None:
                 run.engine.kill()
@@ -219,11 +248,12 @@ class Replica:
 
     def _run_engine(self) -> float | None:
         """One engine from start to end. Seconds until the next; ``None``: there is none."""
+        self._stall = None
         try:
             spec = self._engine_spec()
         except LoadRefusedError as refused:
-            return self._refused(refused.failure)
-        if spec is None:
+            return None if self._abandoned.is_set() else self._refused(refused.failure)
+        if spec is None or self._abandoned.is_set():
             return None
         try:
             engine = self._context.start_engine(spec)
@@ -243,6 +273,8 @@ class Replica:
                 self._slumber.woke,
             )
         )
+        if self._abandoned.is_set():
+            return None
         was_resting = self._slumber.engine_ended()
         self._context.loads.engine_ended(self.load)
         if self._end_asked.is_set() or was_resting:  # asleep it is as good as unloaded
@@ -257,9 +289,13 @@ class Replica:
         if self.load.is_settled:
             return self._context.loads.begin_again(self.load)
         self._record.engine_started()
-        return self._context.admission.admit(
-            self.load, self._end_asked.is_set, self._record.progressed
-        )
+        spec = self._context.admission.admit(self.load, self._is_cancelled, self._record.progressed)
+        if spec is None and self._stall is not None:
+            raise LoadRefusedError(self._stall)
+        return spec
+
+    def _is_cancelled(self) -> bool:
+        return self._end_asked.is_set() or self._stall is not None
 
     def _follow(self, run: EngineRun) -> EngineEnd:
         self._run = run
@@ -271,10 +307,13 @@ class Replica:
         return run.finish(is_wanted=self._end_asked.is_set())
 
     def _loaded(self, report: LoadReport) -> None:
+        if self._abandoned.is_set():
+            raise LoadRefusedError(self._stall or LoadFailure(code="load_stalled", message=""))
         self._context.loads.loaded(self.load, report)
 
     def _refused(self, failure: LoadFailure) -> float | None:
         self._context.loads.release(self.load)
+        self.load.is_settled = False  # its memory is no longer kept: the next one asks for it
         if self._end_asked.is_set():
             return None
         log.error("replica %s: not loaded (%s): %s", self.spec.model, failure.code, failure.message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -32,5 +33,8 @@ class ReplicaContext:
     on_gone: Callable[[Load], None]
     """Unloaded or stopped: the engine process has ended for good."""
     restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
+    load_stall_limit_s: float | None = None
+    """How long a load may make no progress until it is ended; ``None``: for ever."""
+    clock: Callable[[], float] = time.monotonic
     silence_limit_s: float | None = None
     """How long an engine that has loaded may say nothing until it is killed; ``None``: for ever."""

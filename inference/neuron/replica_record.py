@@ -19,6 +19,7 @@ from inference.neuron.errors import (
     model_not_loaded,
     model_recovering,
 )
+from inference.neuron.load_watch import LoadWatch
 from inference.neuron.model_text import ModelText
 from inference.neuron.restart_policy import RestartPolicy
 from inference.protocol.engine import EngineStats
@@ -60,6 +61,7 @@ class ReplicaRecord:
         """What it holds, while it sleeps."""
         self._num_restarts = 0
         self._num_quick_failures = 0
+        self._watch = LoadWatch()
 
     @property
     def status(self) -> ReplicaStatus:
@@ -130,9 +132,25 @@ class ReplicaRecord:
     def progressed(self, progress: LoadProgress) -> None:
         with self._lock:
             self._progress = progress
+            self._watch.progressed(progress)
+
+    def stall(self, now_s: float, limit_s: float) -> tuple[float, LoadFailure] | None:
+        """For how long its load has made no progress, where that is longer than the limit. Call
+        regularly."""
+        with self._lock:
+            stalled_s = self._watch.look(now_s)
+            return (stalled_s, self._watch.failure(stalled_s)) if stalled_s > limit_s else None
+
+    def give_up(self, failure: LoadFailure) -> None:
+        """Its load hangs, and is not waited for any more."""
+        with self._lock:
+            self._watch.stop()
+            self._failure = failure
+            self._move_to(ReplicaStatus.FAILED)
 
     def engine_loaded(self, engine: EngineProcess, text: ModelText) -> None:
         with self._lock:
+            self._watch.stop()
             self._engine, self._text = engine, text
             self._failure = None
             self._is_first_load = False
@@ -201,6 +219,7 @@ class ReplicaRecord:
         """An engine ended by itself, ``served_s`` after it had loaded. Seconds until the next is to
         start; ``None``: there is none."""
         with self._lock:
+            self._watch.stop()
             if served_s >= policy.healthy_after_s:
                 self._num_quick_failures = 0
             self._num_quick_failures += 1

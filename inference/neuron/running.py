@@ -15,6 +15,7 @@ from inference.neuron.device_sampler import DeviceSampler
 from inference.neuron.earlier_life import EarlierLife
 from inference.neuron.ending import EXIT_NAME_LOST, Ending
 from inference.neuron.engine_process import engine_command
+from inference.neuron.load_watch import load_stall_limit_s
 from inference.neuron.name_lease import NameHeldError
 from inference.neuron.redis_client import RedisUntrustedError, connect
 from inference.neuron.service import NeuronService
@@ -64,6 +65,7 @@ def run(name: str) -> int:
         engine_command=engine_command(os.environ),
         discovery=simulated or DeviceSampler(),
         silence_limit_s=silence_limit_s(os.environ),
+        load_stall_limit_s=load_stall_limit_s(os.environ),
         stall_limit_s=REDIS_STALL_S.read(os.environ),
         cache_dir=data_dir / "models",
         on_name_lost=ending.name_is_lost,

@@ -80,13 +80,16 @@ class NeuronService:
         discovery: Devices,
         restart_policy: RestartPolicy | None = None,
         silence_limit_s: float | None = None,
+        load_stall_limit_s: float | None = None,
         stall_limit_s: float = REDIS_STALL_S.default,
         cache_dir: Path = Path("var/models"),
         on_name_lost: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``stall_limit_s``: how long gateways wait for a Redis that does not answer.
-        ``cache_dir``: where downloads go. ``on_name_lost``: another neuron has this one's name;
-        called once, by the heartbeat."""
+        ``load_stall_limit_s``: how long a load or download may make no progress; ``None``: for
+        ever, by ``clock``. ``cache_dir``: where downloads go. ``on_name_lost``: another neuron has
+        this one's name; called once, by the heartbeat."""
         self.name = name
         self.epoch = uuid.uuid4().hex
         self.lease = NameLease(client, neuron=name, epoch=self.epoch)
@@ -129,7 +132,9 @@ class NeuronService:
         self._heart = Heart(self._beat, on_name_lost)
         self._num_beats = 0
         self._loads = LoadQueue(discovery)
-        self._fetcher = Fetcher(cache_dir, self._loads.most_free_bytes)
+        self._fetcher = Fetcher(
+            cache_dir, self._loads.most_free_bytes, stall_limit_s=load_stall_limit_s, clock=clock
+        )
         self.downloads = Downloads(
             client, neuron=name, fetcher=self._fetcher, used_paths=self._replicas.weights_in_use
         )
@@ -150,6 +155,8 @@ class NeuronService:
             on_gone=self._forget,
             restart_policy=restart_policy or RestartPolicy(),
             silence_limit_s=silence_limit_s,
+            load_stall_limit_s=load_stall_limit_s,
+            clock=clock,
         )
         self._survivors = Survivors(SpecStore(client, neuron=name), self._replicas, self._context)
 

@@ -280,7 +280,8 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     code: str
     """unknown_architecture, missing_file, quantization_not_found, does_not_fit, exceeds_device,
-    no_device, lost_its_room, disk_full, hash_mismatch, download_failed, bad_source, bad_file,
+    no_device, lost_its_room, disk_full, hash_mismatch, download_failed, load_stalled, bad_source,
+    bad_file,
     engine_crashed, device_fault, engine_hung"""
     message: str
     needed_bytes: int | None = None

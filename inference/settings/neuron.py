@@ -27,6 +27,14 @@ STEP_TIMEOUT_S: Setting[float] = Setting(
     doc="an engine whose step lasts longer is ended, with its stacks in the log, and started "
     "again; 0 waits for ever. Loads are not counted",
 )
+LOAD_STALL_S: Setting[int] = Setting(
+    name="HELEXA_LOAD_STALL_S",
+    kind=WholeNumber(0, 86_400, "seconds"),
+    default=900,
+    readers=NEURON,
+    doc="a load or download of which nothing has moved for so long, neither bytes nor tensors nor "
+    "its stage, fails with `load_stalled`; 0 waits for ever",
+)
 ENGINE_THREADS: Setting[int | None] = Setting(
     name="HELEXA_ENGINE_THREADS",
     kind=WholeNumber(1, 1024, "threads"),

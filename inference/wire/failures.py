@@ -70,6 +70,7 @@ FAILURES: dict[str, FailureKind] = {
     "load_failed": _NOT_LOADABLE,
     "model_load_failed": _NOT_LOADABLE,
     "download_failed": _NOT_LOADABLE,
+    "load_stalled": _NOT_LOADABLE,
     # nor later, until somebody changes its entry, its files or the hosts
     "exceeds_device": _NEVER_LOADS,
     "unknown_architecture": _NEVER_LOADS,
