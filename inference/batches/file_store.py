@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from inference.batches.records import is_id
@@ -48,17 +48,17 @@ class FileStore:
     def size_bytes(self, file_id: str) -> int:
         return self.path(file_id).stat().st_size if self.has(file_id) else 0
 
-    def write(self, file_id: str, content: bytes) -> None:
+    def write(self, file_id: str, pieces: Iterable[bytes]) -> None:
         """Whole or not at all."""
-        self.write_at(self.path(file_id), content)
+        self.write_at(self.path(file_id), pieces)
 
-    def write_at(self, path: Path, content: bytes) -> None:
+    def write_at(self, path: Path, pieces: Iterable[bytes]) -> None:
         """The same, of one of its paths."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         unfinished = path.with_name(f"{path.name}{UNFINISHED}")
         try:
             with unfinished.open("wb") as file:
-                file.write(content)
+                file.writelines(pieces)
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(path)
@@ -66,23 +66,21 @@ class FileStore:
             unfinished.unlink(missing_ok=True)  # of a full disk it would keep the last room
             raise
 
-    def read(self, file_id: str) -> bytes:
-        return self.path(file_id).read_bytes()
-
     def delete(self, file_id: str) -> None:
         path = self.path(file_id)
         for one in (path, *self._directory.glob(f"{path.name}.*")):
             one.unlink(missing_ok=True)
 
-    def append_at(self, path: Path, lines: bytes) -> None:
+    def append_at(self, path: Path, pieces: Iterable[bytes]) -> None:
         """All of it or nothing. Raises ``FileNotFoundError``: it creates nothing."""
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             num_bytes_before = os.fstat(descriptor).st_size
             try:
-                rest = memoryview(lines)
-                while rest:
-                    rest = rest[file.write(rest) :]
+                for piece in pieces:
+                    rest = memoryview(piece)
+                    while rest:
+                        rest = rest[file.write(rest) :]
                 os.fsync(descriptor)
             except OSError:
                 file.truncate(num_bytes_before)
@@ -92,5 +90,5 @@ class FileStore:
 def whole_lines(path: Path) -> Iterator[bytes]:
     """The whole lines of a file: its writer may have died in its last one."""
     if path.is_file():
-        content = path.read_bytes()
-        yield from content[: content.rfind(b"\n") + 1].splitlines()
+        with path.open("rb") as file:
+            yield from (line for line in file if line.endswith(b"\n"))

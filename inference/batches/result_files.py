@@ -12,6 +12,7 @@ the first that is found.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +35,18 @@ class ResultFiles:
         self._holder = holder
         self._taken: list[Path] = []
 
-    def adopt(self) -> list[dict[str, Any]]:
-        """What has been answered. To be called first."""
-        results: list[dict[str, Any]] = []
+    def adopt(self, on_result: Callable[[dict[str, Any]], None]) -> None:
+        """Takes over what has been answered and calls ``on_result`` with each result, one after the
+        other. To be called first."""
         seen: set[str] = set()
         for file_id in self._file_ids:
-            lines: list[bytes] = []
-            for line in (line for path in self._take(file_id) for line in whole_lines(path)):
-                result = orjson.loads(line)
-                if result["custom_id"] not in seen:
-                    seen.add(result["custom_id"])
-                    results.append(result)
-                    lines.append(line + b"\n")
-            self._files.write_at(self._files.part(file_id, self._holder), b"".join(lines))
-        return results
+            lines = self._new_lines(self._take(file_id), seen, on_result)
+            self._files.write_at(self._files.part(file_id, self._holder), lines)
 
-    def append(self, file_id: str, lines: bytes) -> None:
-        """Raises ``ResultsTakenError``."""
+    def append(self, file_id: str, pieces: Iterable[bytes]) -> None:
+        """Whole lines, in any pieces. Raises ``ResultsTakenError``."""
         try:
-            self._files.append_at(self._files.part(file_id, self._holder), lines)
+            self._files.append_at(self._files.part(file_id, self._holder), pieces)
         except FileNotFoundError as error:
             raise ResultsTakenError from error
 
@@ -69,6 +63,17 @@ class ResultFiles:
                 continue
         for path in self._taken:
             path.unlink(missing_ok=True)
+
+    @staticmethod
+    def _new_lines(
+        paths: Iterable[Path], seen: set[str], on_result: Callable[[dict[str, Any]], None]
+    ) -> Iterator[bytes]:
+        for line in (line for path in paths for line in whole_lines(path)):
+            result = orjson.loads(line)
+            if result["custom_id"] not in seen:
+                seen.add(result["custom_id"])
+                on_result(result)
+                yield line
 
     def _take(self, file_id: str) -> list[Path]:
         """The file that was finished, if one was, and all parts. What an earlier holder has not

@@ -11,11 +11,12 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
 from inference.gateway.gateway import Gateway
 from inference.gateway.generation import unix_time_s
 from inference.gateway.running import run_request
+from inference.gateway.spooling import spooled_file
 from inference.protocol.events import ANSWERS
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire import anthropic_messages, openai_chat, openai_completions, openai_embeddings
@@ -47,9 +48,9 @@ class BatchRow:
 
     async def answer(
         self, find_principal: Callable[[], Awaitable[Principal]], *, until_unix_s: float
-    ) -> bytes:
-        """The body of its answer. What may succeed later is tried again. Raises ``ApiError``,
-        ``ExpiredError``."""
+    ) -> IO[bytes]:
+        """The body of its answer, from its beginning. What may succeed later is tried again.
+        Raises ``ApiError``, ``ExpiredError``."""
         parse = partial(PARSERS[self._endpoint], self._line.body, RequestContext())
         parsed = await self._gateway.images.parsed(parse)
         if getattr(parsed, "stream", False):
@@ -64,7 +65,7 @@ class BatchRow:
                 await _pause(error.retry_after_s, until_unix_s)
                 self.request_id = uuid.uuid4().hex
 
-    async def _run(self, parsed: Any, principal: Principal) -> bytes:
+    async def _run(self, parsed: Any, principal: Principal) -> IO[bytes]:
         call = self._gateway.open_call(
             request_id=self.request_id,
             endpoint=self._endpoint,
@@ -73,7 +74,7 @@ class BatchRow:
         )
         call.yields = True
         call.discount_percent = self._gateway.config.batch_discount_percent
-        written = b""
+        written = spooled_file()
         try:
             async with run_request(
                 self._gateway, call, _inside(parsed), abort=_nobody_to_abort
@@ -82,7 +83,7 @@ class BatchRow:
                 has_ended = False
                 while not has_ended:
                     events = await stream.next_events()
-                    written += b"".join([encoder.encode(event) for event in events])
+                    written.writelines(map(encoder.encode, events))
                     has_ended = isinstance(events[-1], ANSWERS)
             call.outcome = "finished"
         except ApiError as error:
@@ -90,6 +91,7 @@ class BatchRow:
             raise
         finally:
             call.close()
+        written.seek(0)
         return written
 
     async def _wait_for_room(self, model: str, until_unix_s: float) -> None:

@@ -11,18 +11,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter, deque
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain
 from types import ModuleType
+from typing import Any
 
 from inference.batches import services
+from inference.batches.input_file import InputFile
 from inference.batches.records import CANCELLING, BatchRecord
 from inference.batches.result_files import ResultFiles, ResultsTakenError
 from inference.gateway.batch_row import BatchRow, ExpiredError
-from inference.gateway.batch_store import BatchStore
+from inference.gateway.batch_store import BatchStore, pieces_of
 from inference.gateway.gateway import Gateway
 from inference.wire import anthropic_batches, openai_batches
-from inference.wire.batch_lines import COUNTS, BatchLine, Unrun, read_lines
+from inference.wire.batch_lines import COUNTS, BatchLine, Unrun
 from inference.wire.errors import ApiError, InternalError, ServiceUnavailableError
 from metering.principal import Principal
 
@@ -39,7 +43,6 @@ class BatchRun:
         self._store = store
         self._batch = batch
         self._dialect = DIALECTS[batch.dialect]
-        self._waiting: deque[BatchLine] = deque()
         self._begun: dict[str, BatchLine] = {}
         """The lines that are running, by custom id."""
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
@@ -74,38 +77,44 @@ class BatchRun:
     async def _work(self) -> None:
         batch = self._batch
         try:
-            content = await self._store.read(batch.input_file)
+            path = self._store.path(batch.input_file)
         except ServiceUnavailableError:
             if await self._store.is_kept(batch):
                 raise
-            await self._resume([])
+            await self._resume()
             self._counts["num_total"] = max(batch.num_total, sum(self._counts.values()))
             await self._end("failed", "The input file was deleted.")
             return
+        with contextlib.closing(InputFile(path, batch.endpoint)) as lines:
+            await self._run(lines)
+
+    async def _run(self, lines: InputFile) -> None:
+        answered = await self._resume()
         try:
-            lines = await asyncio.to_thread(read_lines, content, batch.endpoint)
+            self._counts["num_total"] = await asyncio.to_thread(lines.scan, answered)
         except ApiError as error:
             await self._end("failed", error.message)
             return
-        await self._resume(lines)
-        await self._run_rows()
+        await self._run_rows(lines)
         if self._is_lost:
             return
         if self._why_unrun is not None:
-            await self._tell_unrun(self._why_unrun)
+            await self._tell_unrun(self._why_unrun, lines)
         await self._end(self._why_unrun or "completed")
 
-    async def _resume(self, lines: list[BatchLine]) -> None:
-        """What has been answered is counted and left alone."""
-        answered = set()
-        for result in await asyncio.to_thread(self._results.adopt):
+    async def _resume(self) -> set[str]:
+        """Counts what has been answered, and returns the custom ids of it."""
+        answered: set[str] = set()
+
+        def count(result: dict[str, Any]) -> None:
             answered.add(result["custom_id"])
             self._counts[self._dialect.count_of(result)] += 1
-        self._counts["num_total"] = len(lines)
-        self._waiting.extend(line for line in lines if line.custom_id not in answered)
 
-    async def _run_rows(self) -> None:
-        rows = [asyncio.create_task(self._take_rows()) for _ in range(ROWS_AT_ONCE)]
+        await asyncio.to_thread(self._results.adopt, count)
+        return answered
+
+    async def _run_rows(self, lines: InputFile) -> None:
+        rows = [asyncio.create_task(self._take_rows(lines)) for _ in range(ROWS_AT_ONCE)]
         watch = asyncio.create_task(self._watch(rows))
         try:
             ended = await asyncio.gather(*rows, return_exceptions=True)
@@ -117,9 +126,11 @@ class BatchRun:
             if isinstance(one, Exception):
                 raise one
 
-    async def _take_rows(self) -> None:
-        while self._waiting and self._why_unrun is None:
-            line = self._waiting.popleft()
+    async def _take_rows(self, lines: InputFile) -> None:
+        while self._why_unrun is None:
+            line = lines.next_line()
+            if line is None:
+                return
             self._begun[line.custom_id] = line
             try:
                 await self._answer(line)
@@ -133,31 +144,40 @@ class BatchRun:
         try:
             body = await row.answer(self._principal, until_unix_s=until_unix_s)
         except ApiError as error:
-            written = self._dialect.errored(line.custom_id, row.request_id, error)
+            written = [self._dialect.errored(line.custom_id, row.request_id, error)]
             kept = self._keep(line, self._batch.error_file, "num_failed", written)
         else:
-            written = self._dialect.succeeded(line.custom_id, row.request_id, body)
-            kept = self._keep(line, self._batch.output_file, "num_completed", written)
+            head, tail = self._dialect.around_answer(line.custom_id, row.request_id)
+            answer = chain([head], pieces_of(body), [tail])
+            kept = self._keep(line, self._batch.output_file, "num_completed", answer)
         await asyncio.shield(kept)  # what has been paid for
 
     async def _principal(self) -> Principal:
         """Who asks, as of now: the key may have been revoked since."""
         return await self._gateway.identifier.still(self._batch.account, self._batch.key)
 
-    async def _keep(self, line: BatchLine, file_id: str, count: str, written: bytes) -> None:
+    async def _keep(
+        self, line: BatchLine, file_id: str, count: str, written: Iterable[bytes]
+    ) -> None:
         async with self._writing:
             await asyncio.to_thread(self._results.append, file_id, written)
             self._counts[count] += 1
             del self._begun[line.custom_id]
 
-    async def _tell_unrun(self, why: Unrun) -> None:
+    async def _tell_unrun(self, why: Unrun, lines: InputFile) -> None:
         """Tells of the lines without a result why they were not run, once what is being kept is
         written."""
         async with self._writing:
-            left = [*self._begun.values(), *self._waiting]
-            lines = [self._dialect.unrun(line.custom_id, self._batch.id, why) for line in left]
-            await asyncio.to_thread(self._results.append, self._batch.error_file, b"".join(lines))
-            self._counts[f"num_{why}"] += len(left)
+            num_left = 0
+
+            def told() -> Iterator[bytes]:
+                nonlocal num_left
+                for line in chain(self._begun.values(), lines.rest()):
+                    num_left += 1
+                    yield self._dialect.unrun(line.custom_id, self._batch.id, why)
+
+            await asyncio.to_thread(self._results.append, self._batch.error_file, told())
+            self._counts[f"num_{why}"] += num_left
 
     async def _watch(self, rows: list[asyncio.Task[None]]) -> None:
         """Ends the rows where the batch is cancelled, or somebody else's by now."""

@@ -7,11 +7,13 @@ Everything is found by its own account only; to others it is not there.
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from inference.batches import selectors, services
 from inference.batches.file_store import FileStore
@@ -27,6 +29,7 @@ from inference.wire.errors import (
 
 BATCH_LASTS = timedelta(hours=24)
 RESULT_PURPOSES = {"openai": "batch_output", "anthropic": "message_batch_results"}
+PIECE_BYTES = 256 * 1024
 ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
 
 
@@ -43,15 +46,18 @@ class BatchStore:
         self._quota = Quota(max_files, max_bytes)
         self._max_open_batches = max_open_batches
 
-    async def add_file(self, account: str, name: str, purpose: str, content: bytes) -> FileRecord:
+    async def add_file(
+        self, account: str, name: str, purpose: str, content: IO[bytes]
+    ) -> FileRecord:
         """Raises ``InsufficientQuotaError``: before the content is written where it can be seen
         then, and after it where others have taken the room meanwhile."""
         file_id = f"file-{uuid.uuid4().hex}"
-        size_bytes = len(content)
+        size_bytes = content.seek(0, os.SEEK_END)
+        content.seek(0)
         try:
             used = await self.database.query(lambda: selectors.account_usage(account))
             self._quota.check(used, size_bytes)
-            await self._on_disk(lambda: self.files.write(file_id, content))
+            await self._on_disk(lambda: self.files.write(file_id, pieces_of(content)))
             return await self.database.query(
                 lambda: services.file_add(
                     file_id=file_id,
@@ -73,12 +79,12 @@ class BatchStore:
             raise FileNotStoredError(file_id)
         return found
 
-    async def content(self, file_id: str, account: str) -> bytes:
-        """Raises ``FileNotStoredError``, and what ``read`` does."""
+    async def content(self, file_id: str, account: str) -> Path:
+        """Raises ``FileNotStoredError``, and what ``path`` does."""
         await self.find_file(file_id, account)
-        return await self.read(file_id)
+        return self.path(file_id)
 
-    async def read(self, file_id: str) -> bytes:
+    def path(self, file_id: str) -> Path:
         """Raises ``ServiceUnavailableError`` where what is known to be there is not."""
         if not self.files.has(file_id):
             raise ServiceUnavailableError(
@@ -86,18 +92,18 @@ class BatchStore:
                 f"What is in '{file_id}' lies on another gateway's disk, or is gone. Gateways of "
                 "several hosts need a directory that they share (HELEXA_FILES_DIR).",
             )
-        return await asyncio.to_thread(self.files.read, file_id)
+        return self.files.path(file_id)
 
     async def is_kept(self, batch: BatchRecord) -> bool:
         """Whether its input was not deleted, wherever it lies."""
         find = partial(selectors.file_find, batch.input_file, account=batch.account)
         return await self.database.query(find) is not None
 
-    async def results(self, batch: BatchRecord) -> bytes:
+    def results(self, batch: BatchRecord) -> list[Path]:
         """The answers and errors of a batch that has ended. Raises ``ServiceUnavailableError``."""
         num_errors = batch.num_failed + batch.num_expired + batch.num_cancelled
         told = ((batch.output_file, batch.num_completed), (batch.error_file, num_errors))
-        return b"".join([await self.read(file_id) for file_id, number in told if number])
+        return [self.path(file_id) for file_id, number in told if number]
 
     async def delete_file(self, file_id: str, account: str) -> None:
         """Raises ``FileNotStoredError``."""
@@ -187,3 +193,9 @@ class BatchStore:
             raise ServiceUnavailableError(
                 "storage_unavailable", f"The file cannot be stored: {error.strerror}."
             ) from error
+
+
+def pieces_of(file: IO[bytes]) -> Iterator[bytes]:
+    """What is left of it."""
+    while piece := file.read(PIECE_BYTES):
+        yield piece

@@ -13,6 +13,7 @@ from inference.gateway.batch_store import BatchStore
 from inference.gateway.batch_worker import BatchWorker
 from inference.gateway.consumers import ApiConsumer
 from inference.gateway.gateway import Gateway
+from inference.gateway.spooling import spooled_file
 from inference.gateway.uploads import read_upload
 from inference.wire import openai_batches, openai_errors
 from inference.wire.dialect import ErrorDialect
@@ -54,9 +55,16 @@ class FilesConsumer(BatchApiConsumer):
     endpoint = "/v1/files"
     other_methods: ClassVar[tuple[str, ...]] = ("POST",)
 
+    def __init__(self, *, gateway: Gateway, store: BatchStore, worker: BatchWorker) -> None:
+        super().__init__(gateway=gateway, store=store, worker=worker)
+        self._form = spooled_file()
+
+    async def keep_body(self, part: bytes) -> None:
+        await asyncio.to_thread(self._form.write, part)
+
     async def answer(self, body: bytes) -> None:
         if self.scope["method"] == "POST":
-            await self._add(body)
+            await self._add()
             return
         page = openai_batches.parse_page(self.query, openai_batches.MAX_FILES_LIMIT)
         found = await self._store.database.query(
@@ -67,9 +75,9 @@ class FilesConsumer(BatchApiConsumer):
         objects = list(map(openai_batches.file_object, found))
         await self.respond(200, openai_batches.list_body(objects, page.limit))
 
-    async def _add(self, body: bytes) -> None:
+    async def _add(self) -> None:
         content_type = self.context().headers.get("content-type", "")
-        upload = await asyncio.to_thread(read_upload, content_type, body)
+        upload = await asyncio.to_thread(read_upload, content_type, self._form)
         for name in upload.fields.keys() - {"purpose"}:
             raise UnsupportedParameterError(name, "files stay until they are deleted")
         if upload.fields.get("purpose") != openai_batches.PURPOSE:
@@ -101,8 +109,8 @@ class FileContentConsumer(BatchApiConsumer):
     endpoint = "/v1/files/{id}/content"
 
     async def answer(self, body: bytes) -> None:
-        content = await self._store.content(self.named, self.account)
-        await self.respond(200, content, type_=BINARY)
+        path = await self._store.content(self.named, self.account)
+        await self.respond_with_files([path], type_=BINARY)
 
 
 class BatchesConsumer(BatchApiConsumer):

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 PIECE_BYTES = 64 * 1024
+FILE_PIECE_BYTES = 256 * 1024
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -61,3 +63,9 @@ async def send_in_pieces(parts: Sequence[bytes], send: Callable[..., Awaitable[N
             await asyncio.sleep(0)
         pending = pending[len(starts) * PIECE_BYTES :]
     await send(pending, last=True)
+
+
+async def send_file(path: Path, send: Callable[[bytes], Awaitable[None]]) -> None:
+    with path.open("rb") as file:
+        while piece := await asyncio.to_thread(file.read, FILE_PIECE_BYTES):
+            await send(piece)

@@ -14,13 +14,14 @@ import logging
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 
 from inference.gateway.advice import advice_headers
-from inference.gateway.body_writer import send_in_pieces
+from inference.gateway.body_writer import send_file, send_in_pieces
 from inference.gateway.call import FINISHED, Call
 from inference.gateway.gateway import Gateway
 from inference.gateway.ignored_fields import ignored_headers
@@ -168,7 +169,7 @@ class ApiConsumer(AbortableConsumer):
         try:
             if not self._is_open:
                 await self._open()
-            self._take_body(message.get("body", b""))
+            await self._take_body(message.get("body", b""))
         except ApiError as error:
             self.call.outcome = error.code
             self._start(self.refuse(error))
@@ -206,6 +207,16 @@ class ApiConsumer(AbortableConsumer):
         length = (b"content-length", str(sum(map(len, parts))).encode())
         await self.start_response(status, [_content_type(type_), length, *(headers or [])])
         await send_in_pieces(parts, self.send_body)
+
+    async def respond_with_files(self, paths: Sequence[Path], *, type_: bytes) -> None:
+        """Their contents, one after the other, read as they are sent."""
+        size_bytes = sum(path.stat().st_size for path in paths)
+        length = (b"content-length", str(size_bytes).encode())
+        self._breaks_off = True
+        await self.start_response(200, [_content_type(type_), length])
+        for path in paths:
+            await send_file(path, self.send_body)
+        await self.send_body(b"", last=True)
 
     async def begin_body(self, status: int, *, type_: bytes = b"") -> None:
         """A body of unknown length follows. Where it breaks off, so does the connection."""
@@ -284,12 +295,16 @@ class ApiConsumer(AbortableConsumer):
         if declared.isdigit() and int(declared) > self.gateway.config.max_body_bytes:
             raise RequestTooLargeError(self.gateway.config.max_body_bytes)
 
-    def _take_body(self, part: bytes) -> None:
+    async def _take_body(self, part: bytes) -> None:
         """Raises ``ApiError`` where a bound is passed."""
-        if len(self._body) + len(part) > self.gateway.config.max_body_bytes:
+        if self._num_body_bytes + len(part) > self.gateway.config.max_body_bytes:
             raise RequestTooLargeError(self.gateway.config.max_body_bytes)
         self.gateway.bounds.take_body(len(part))
         self._num_body_bytes += len(part)
+        await self.keep_body(part)
+
+    async def keep_body(self, part: bytes) -> None:
+        """The next part of the body, which ``answer`` is given whole."""
         self._body += part
 
     async def _handle(self, body: bytes) -> None:

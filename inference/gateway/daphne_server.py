@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -27,6 +26,7 @@ from twisted.logger import globalLogBeginner
 
 from inference.gateway.http_channel import StreamChannel
 from inference.gateway.open_clients import OpenClients
+from inference.gateway.spooling import spooled_file
 from inference.wire.dialect import ErrorDialect
 from inference.wire.errors import (
     ApiError,
@@ -42,8 +42,6 @@ CheckHeaders = Callable[[bytes, list[tuple[bytes, bytes]]], Awaitable[ApiError |
 READ_BUFFER_BYTES = 256 * 1024
 SMALL_BODY_BYTES = 64 * 1024
 """A body up to this is read before anybody asks who sends it."""
-BODY_IN_MEMORY_BYTES = 1024 * 1024
-"""What more there is of a body goes to a temporary file, which takes a file descriptor."""
 PING_INTERVAL_S = 20.0
 PING_TIMEOUT_S = 20.0
 """Without an answer the other end of a WebSocket is gone."""
@@ -70,7 +68,7 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
 
     def gotLength(self, length: int | None) -> None:  # noqa: N802
         # Twisted opens a file for each body without a length, however small.
-        self.content = tempfile.SpooledTemporaryFile(BODY_IN_MEMORY_BYTES)  # noqa: SIM115
+        self.content = spooled_file()
         if self._refused:
             return
         if length is not None and length > self.server.max_body_bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import asyncio
+from functools import partial
+from typing import IO, Any, ClassVar
 
 import orjson
 
@@ -12,6 +14,7 @@ from inference.gateway.batch_store import BatchStore
 from inference.gateway.batch_worker import BatchWorker
 from inference.gateway.batches import BatchApiConsumer
 from inference.gateway.gateway import Gateway
+from inference.gateway.spooling import spooled_file
 from inference.wire import anthropic_batches, anthropic_errors
 from inference.wire.errors import ApiError, InvalidRequestError
 
@@ -53,7 +56,8 @@ class MessageBatchesConsumer(MessageBatchApiConsumer):
         await self.respond(200, anthropic_batches.list_body(objects, page.limit))
 
     async def _create(self, body: bytes) -> None:
-        lines, num_total = self.parsed(_parse, body)
+        lines = spooled_file()
+        num_total = await asyncio.to_thread(self.parsed, partial(_write_lines, lines), body)
         file = await self._store.add_file(self.account, "requests.jsonl", INPUT_PURPOSE, lines)
         try:
             created = await self._store.add_batch(
@@ -108,8 +112,12 @@ class MessageBatchResultsConsumer(MessageBatchApiConsumer):
         batch = await self.found()
         if batch.is_open:
             raise InvalidRequestError("The batch has not ended; its results come then.")
-        await self.respond(200, await self._store.results(batch), type_=JSON_LINES)
+        await self.respond_with_files(self._store.results(batch), type_=JSON_LINES)
 
 
-def _parse(body: bytes, _context: object) -> tuple[bytes, int]:
-    return anthropic_batches.parse(body)
+def _write_lines(file: IO[bytes], body: bytes, _context: object) -> int:
+    """Returns how many there are."""
+    number = 0
+    for number, line in enumerate(anthropic_batches.parse(body), start=1):  # noqa: B007
+        file.write(line)
+    return number

@@ -7,16 +7,17 @@ Source: https://docs.anthropic.com/en/api/creating-message-batches and the pages
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import orjson
 
 from inference.batches.records import CANCELLING, BatchRecord
 from inference.wire import anthropic_errors
 from inference.wire.anthropic_models import PageRequest, parse_page
-from inference.wire.batch_lines import MAX_REQUESTS, Unrun, written_line
+from inference.wire.batch_lines import ANSWER, MARK, MAX_REQUESTS, Unrun, written_line
 from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedParameterError
 from inference.wire.fields import (
     array,
@@ -25,6 +26,7 @@ from inference.wire.fields import (
     object_of,
     read_fields,
     read_json_object,
+    read_json_value,
     spelled,
     table,
 )
@@ -36,6 +38,8 @@ _COUNTS = {
     "expired": "num_expired",
     "canceled": "num_cancelled",
 }
+decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 REQUEST_FIELDS = table(
     honoured(
@@ -45,29 +49,40 @@ REQUEST_FIELDS = table(
     ),
     honoured("params", json_object, "What would be sent to /v1/messages; never streamed."),
 )
+_request = object_of(REQUEST_FIELDS, required=("custom_id", "params"))
 FIELDS = table(
     honoured(
         "requests",
-        array(
-            object_of(REQUEST_FIELDS, required=("custom_id", "params")), MAX_REQUESTS, min_items=1
-        ),
+        array(_request, MAX_REQUESTS, min_items=1),
         "Up to 100,000 requests.",
     )
 )
 
 
-def parse(body: bytes) -> tuple[bytes, int]:
-    """The requests as lines, and how many they are. Raises ``ApiError``."""
-    requests = read_fields(read_json_object(body), FIELDS, required=("requests",))["requests"]
+def parse(body: bytes) -> Iterator[bytes]:
+    """The requests as lines, one after the other. Raises ``ApiError``."""
     seen: set[str] = set()
-    for index, one in enumerate(requests):
+    for index, one in enumerate(_requests(body)):
         if one["custom_id"] in seen:
             raise InvalidRequestError(
                 f"{one['custom_id']!r} is there twice.", param=f"requests[{index}].custom_id"
             )
         seen.add(one["custom_id"])
-    lines = [written_line(one["custom_id"], ENDPOINT, one["params"]) for one in requests]
-    return b"".join(lines), len(lines)
+        yield written_line(one["custom_id"], ENDPOINT, one["params"])
+
+
+def _requests(body: bytes) -> Iterator[dict[str, Any]]:
+    """Each is parsed by itself: all of them as objects take ten times the room of the body."""
+    try:
+        fields = decode_fields(body)
+        parts = decode_list(fields["requests"]) if fields.keys() == {"requests"} else []
+    except (KeyError, ValueError, msgspec.MsgspecError, RecursionError):
+        parts = []
+    if 0 < len(parts) <= MAX_REQUESTS:
+        for index, part in enumerate(parts):
+            yield _request(read_json_value(memoryview(part)), f"requests[{index}]")
+    else:
+        yield from read_fields(read_json_object(body), FIELDS, required=("requests",))["requests"]
 
 
 def parse_batch_page(query: Mapping[str, str]) -> PageRequest:
@@ -121,8 +136,10 @@ def deleted_body(batch_id: str) -> bytes:
     return orjson.dumps({"id": batch_id, "type": "message_batch_deleted"})
 
 
-def succeeded(custom_id: str, request_id: str, body: bytes) -> bytes:
-    return _line(custom_id, {"type": "succeeded", "message": orjson.loads(body)})
+def around_answer(custom_id: str, request_id: str) -> tuple[bytes, bytes]:
+    """What stands before and after the answer's body in its line."""
+    head, _, tail = _line(custom_id, {"type": "succeeded", "message": ANSWER}).partition(MARK)
+    return head, tail
 
 
 def errored(custom_id: str, request_id: str, error: ApiError) -> bytes:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +19,12 @@ MAX_CUSTOM_ID_CHARS = 512
 Unrun = Literal["cancelled", "expired"]
 COUNTS = ("num_total", "num_completed", "num_failed", "num_expired", "num_cancelled")
 """The counts of a batch's requests, as its record calls them."""
+
+
+LINE_ENDS = b"\r\n"
+MARK = b'"\x00"'
+"""Stands for an answer's body in a line of results: no JSON string holds these bytes."""
+ANSWER = orjson.Fragment(MARK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,28 +47,31 @@ LINE_FIELDS = table(
 )
 
 
-def read_lines(content: bytes, endpoint: str) -> list[BatchLine]:
-    """Empty lines are left out. Raises ``InvalidRequestError`` that names the line."""
-    lines: list[BatchLine] = []
+def read_lines(lines: Iterable[bytes], endpoint: str) -> Iterator[tuple[int, BatchLine]]:
+    """Each request and where its line begins, one after the other; empty lines are left out.
+    ``lines`` are with their ends, as a binary file gives them. Raises ``InvalidRequestError`` that
+    names the line; one of the whole file comes last."""
     seen: set[str] = set()
-    for number, line in enumerate(content.splitlines(), start=1):
+    offset = 0
+    ends = (line for piece in lines for line in piece.splitlines(keepends=True))
+    for number, line in enumerate(ends, start=1):
+        start, offset = offset, offset + len(line)
         if not line.strip():
             continue
         try:
-            read = _read_line(line, endpoint)
+            read = read_line(line.rstrip(LINE_ENDS), endpoint)
         except ApiError as error:
             raise InvalidRequestError(f"Line {number}: {error.message}") from None
         if read.custom_id in seen:
             raise InvalidRequestError(f"Line {number}: {read.custom_id!r} is there twice.")
         seen.add(read.custom_id)
-        lines.append(read)
-    if not lines:
+        yield start, read
+    if not seen:
         raise InvalidRequestError("The file holds no requests.")
-    if len(lines) > MAX_REQUESTS:
+    if len(seen) > MAX_REQUESTS:
         raise InvalidRequestError(
-            f"A batch may have {MAX_REQUESTS:,} requests; it has {len(lines):,}."
+            f"A batch may have {MAX_REQUESTS:,} requests; it has {len(seen):,}."
         )
-    return lines
 
 
 def written_line(custom_id: str, endpoint: str, body: dict[str, Any]) -> bytes:
@@ -70,7 +80,8 @@ def written_line(custom_id: str, endpoint: str, body: dict[str, Any]) -> bytes:
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _read_line(line: bytes, endpoint: str) -> BatchLine:
+def read_line(line: bytes, endpoint: str) -> BatchLine:
+    """Raises ``ApiError``."""
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:

@@ -80,13 +80,18 @@ def table(*fields: Field) -> dict[str, Field]:
 def read_json_object(body: bytes) -> dict[str, Any]:
     """Raises ``InvalidJsonError`` for bytes that are not one JSON object in UTF-8. Of a key that
     is there twice the last one counts."""
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidJsonError(f"The body is not valid JSON: {error.msg}.") from None
+    value = read_json_value(body)
     if not isinstance(value, dict):
         raise InvalidTypeError(f"The body must be a JSON object, not {_kind(value)}.")
     return value
+
+
+def read_json_value(text: bytes | memoryview) -> Any:
+    """Of a body or a part of it. Raises ``InvalidJsonError``."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidJsonError(f"The body is not valid JSON: {error.msg}.") from None
 
 
 def read_fields(

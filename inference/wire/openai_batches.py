@@ -14,7 +14,7 @@ import orjson
 
 from inference.batches.records import BatchRecord, FileRecord
 from inference.wire import openai_errors
-from inference.wire.batch_lines import Unrun
+from inference.wire.batch_lines import ANSWER, MARK, Unrun
 from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedParameterError
 from inference.wire.fields import (
     honoured,
@@ -146,8 +146,11 @@ def deleted_body(file_id: str) -> bytes:
     return orjson.dumps({"id": file_id, "object": "file", "deleted": True})
 
 
-def succeeded(custom_id: str, request_id: str, body: bytes) -> bytes:
-    return _line(custom_id, request_id, _response(200, request_id, orjson.loads(body)), None)
+def around_answer(custom_id: str, request_id: str) -> tuple[bytes, bytes]:
+    """What stands before and after the answer's body in its line."""
+    response = _response(200, request_id, ANSWER)
+    head, _, tail = _line(custom_id, request_id, response, None).partition(MARK)
+    return head, tail
 
 
 def errored(custom_id: str, request_id: str, error: ApiError) -> bytes:

@@ -51,20 +51,27 @@ def line(custom_id: str, by: str = "") -> bytes:
 
 
 def ids(store: FileStore, file_id: str) -> list[str]:
-    return [json.loads(one)["custom_id"] for one in store.read(file_id).splitlines()]
+    return [json.loads(one)["custom_id"] for one in store.path(file_id).read_bytes().splitlines()]
+
+
+def adopted(results: ResultFiles) -> list[str]:
+    """The custom ids of what has been answered."""
+    found: list[str] = []
+    results.adopt(lambda result: found.append(result["custom_id"]))
+    return found
 
 
 def begun(store: FileStore, holder: str) -> ResultFiles:
     results = ResultFiles(store, BATCH, holder)
-    results.adopt()
+    adopted(results)
     return results
 
 
 def test_one_gateway_writes_a_file(store: FileStore) -> None:
     results = ResultFiles(store, BATCH, "one")
-    assert results.adopt() == []
-    results.append(OUTPUT, line("a"))
-    results.append(OUTPUT, line("b"))
+    assert adopted(results) == []
+    results.append(OUTPUT, [line("a")])
+    results.append(OUTPUT, [line("b")])
     assert not store.has(OUTPUT), "it is there once it is whole"
     results.finish()
     assert ids(store, OUTPUT) == ["a", "b"]
@@ -74,7 +81,7 @@ def test_one_gateway_writes_a_file(store: FileStore) -> None:
 def test_a_full_disk_leaves_no_torn_line(store: FileStore) -> None:
     """As a limit on the size of files shows it: some bytes are written, and then no more."""
     results = begun(store, "one")
-    results.append(OUTPUT, line("a"))
+    results.append(OUTPUT, [line("a")])
     (part,) = store.parts(OUTPUT)
     before = part.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -83,7 +90,7 @@ def test_a_full_disk_leaves_no_torn_line(store: FileStore) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (HUGE_BYTES, hard))
     try:
         with pytest.raises(OSError, match="too large"):
-            results.append(ERROR, line("b"))
+            results.append(ERROR, [line("b")])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert sparse.stat().st_size == HUGE_BYTES - 5
@@ -93,49 +100,49 @@ def test_a_full_disk_leaves_no_torn_line(store: FileStore) -> None:
 def test_what_could_not_be_written_whole_leaves_nothing(
     store: FileStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    store.write(OUTPUT, b"before")
+    store.write(OUTPUT, [b"before"])
 
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("inference.batches.file_store.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
-        store.write(OUTPUT, b"after")
+        store.write(OUTPUT, [b"after"])
     assert [path.name for path in (tmp_path / "files").iterdir()] == [OUTPUT]
-    assert store.read(OUTPUT) == b"before"
+    assert store.path(OUTPUT).read_bytes() == b"before"
 
 
 def test_another_goes_on_with_what_is_whole(store: FileStore) -> None:
     dead = begun(store, "dead")
-    dead.append(OUTPUT, line("a") + line("b")[:-5])
-    dead.append(ERROR, line("c"))
+    dead.append(OUTPUT, [line("a") + line("b")[:-5]])
+    dead.append(ERROR, [line("c")])
     other = ResultFiles(store, BATCH, "other")
-    assert [one["custom_id"] for one in other.adopt()] == ["a", "c"]
-    other.append(OUTPUT, line("b"))
+    assert adopted(other) == ["a", "c"]
+    other.append(OUTPUT, [line("b")])
     other.finish()
     assert (ids(store, OUTPUT), ids(store, ERROR)) == (["a", "b"], ["c"])
     assert [path.name for path in sorted(store.path(OUTPUT).parent.iterdir())] == [OUTPUT, ERROR]
 
 
 def test_one_that_died_while_it_adopted_loses_nothing(store: FileStore) -> None:
-    begun(store, "first").append(OUTPUT, line("a"))
+    begun(store, "first").append(OUTPUT, [line("a")])
     (part,) = store.parts(OUTPUT)
     store.take(part)
     third = ResultFiles(store, BATCH, "third")
-    assert [one["custom_id"] for one in third.adopt()] == ["a"]
+    assert adopted(third) == ["a"]
     third.finish()
     assert ids(store, OUTPUT) == ["a"] and store.parts(OUTPUT) == []
 
 
 def test_one_that_lost_its_lease_without_knowing_adds_nothing(store: FileStore) -> None:
     stopped = begun(store, "stopped")
-    stopped.append(OUTPUT, line("a", "stopped"))
+    stopped.append(OUTPUT, [line("a", "stopped")])
     other = begun(store, "other")
     with pytest.raises(ResultsTakenError):
-        stopped.append(OUTPUT, line("b", "stopped"))
-    other.append(OUTPUT, line("b", "other"))
+        stopped.append(OUTPUT, [line("b", "stopped")])
+    other.append(OUTPUT, [line("b", "other")])
     other.finish()
-    told = [json.loads(one) for one in store.read(OUTPUT).splitlines()]
+    told = [json.loads(one) for one in store.path(OUTPUT).read_bytes().splitlines()]
     assert told == [{"custom_id": "a", "by": "stopped"}, {"custom_id": "b", "by": "other"}]
     store.delete(OUTPUT)
     assert store.parts(OUTPUT) == [] and not store.has(OUTPUT)
@@ -145,32 +152,32 @@ def test_one_that_lost_its_lease_between_its_check_and_its_end_finishes_nothing(
     store: FileStore,
 ) -> None:
     stopped = begun(store, "stopped")
-    stopped.append(OUTPUT, line("a"))
+    stopped.append(OUTPUT, [line("a")])
     other = begun(store, "other")
     stopped.finish()
     assert not store.has(OUTPUT), "it is not whole"
-    other.append(OUTPUT, line("b"))
+    other.append(OUTPUT, [line("b")])
     other.finish()
     with pytest.raises(ResultsTakenError):
-        stopped.append(OUTPUT, line("c"))
+        stopped.append(OUTPUT, [line("c")])
     stopped.finish()
     assert ids(store, OUTPUT) == ["a", "b"]
 
 
 def test_a_crash_between_the_end_and_its_record_changes_nothing(store: FileStore) -> None:
     first = begun(store, "first")
-    first.append(OUTPUT, line("a"))
+    first.append(OUTPUT, [line("a")])
     first.finish()
     second = ResultFiles(store, BATCH, "second")
-    assert [one["custom_id"] for one in second.adopt()] == ["a"]
+    assert adopted(second) == ["a"]
     second.finish()
     assert ids(store, OUTPUT) == ["a"]
 
 
 def test_the_same_gateway_takes_it_up_again(store: FileStore) -> None:
-    begun(store, "one").append(OUTPUT, line("a"))
+    begun(store, "one").append(OUTPUT, [line("a")])
     again = ResultFiles(store, BATCH, "one")
-    assert [one["custom_id"] for one in again.adopt()] == ["a"]
-    again.append(OUTPUT, line("b"))
+    assert adopted(again) == ["a"]
+    again.append(OUTPUT, [line("b")])
     again.finish()
     assert ids(store, OUTPUT) == ["a", "b"]

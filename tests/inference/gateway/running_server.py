@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from django.conf import settings
 
 from helexa_site.config import REPOSITORY_DIR
 
@@ -46,6 +47,8 @@ def gateway_environment(data_dir: Path, redis_url: str, *, max_body_bytes: int) 
         "HELEXA_LISTEN_HOST": "127.0.0.1",
         "HELEXA_MAX_BODY_BYTES": str(max_body_bytes),
         "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
+        # Fake neurons show marks of loads that are signed with this process's key.
+        "HELEXA_SECRET_KEY": str(settings.SECRET_KEY),
     }
     env.pop("DATABASE_URL", None)
     return env

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 import itertools
 import json
 import threading
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,9 @@ from inference.batches import services
 from inference.batches.file_store import FileStore
 from inference.batches.result_files import ResultFiles
 from inference.gateway import batch_worker
+from inference.gateway.body_writer import FILE_PIECE_BYTES
+from inference.neuron.event_parts import batches_within
+from inference.protocol.events import MAX_BATCH_BYTES, Accepted, Embedded, Event, Usage
 from inference.protocol.generation import ChatInput, Submit
 from tests.inference.gateway.batches_support import (
     CHAT,
@@ -243,3 +248,49 @@ async def test_lines_may_hold_images(sdk: openai.AsyncOpenAI, neuron: FakeNeuron
     (submit,) = [frame for frame in neuron.frames if isinstance(frame, Submit)]
     assert isinstance(submit.request.input, ChatInput)
     assert [image.width_px for image in submit.request.input.messages[0].images] == [30]
+
+
+async def test_a_large_file_comes_and_goes_in_pieces(make_client: MakeClient) -> None:
+    content = b"\n".join(line(f"{n:07}").encode() for n in range(20_000))
+    client = make_client(max_body_bytes=2 * len(content))
+    fields = (("purpose", b"batch"), ('file"; filename="requests.jsonl', content))
+    form = b"".join(
+        b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (name.encode(), value)
+        for name, value in fields
+    )
+    form += b"--x--\r\n"
+    parts = [form[start : start + 65_536] for start in range(0, len(form), 65_536)]
+    headers = KEYED | {"content-type": "multipart/form-data; boundary=x"}
+    file = (await client.post("/v1/files", parts=parts, headers=headers)).json
+    assert file["bytes"] == len(content)
+    answer = await client.get(f"/v1/files/{file['id']}/content", headers=KEYED)
+    assert answer.body == content
+    assert int(answer.headers["content-length"]) == len(content)
+    assert max(answer.piece_sizes) <= FILE_PIECE_BYTES < len(content) / 5
+
+
+async def test_a_large_answer_is_one_line_of_the_results(
+    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
+) -> None:
+    vectors = [bytes([n % 256]) * 4096 for n in range(300)]
+
+    async def embeds(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
+        usage = Usage(prompt_tokens=1, completion_tokens=0)
+        answer = Embedded(request_id=submit.request_id, vectors=vectors, usage=usage)
+        for batch in batches_within(MAX_BATCH_BYTES - 4096, [answer]):
+            yield batch
+
+    neuron.script = embeds
+    body = {"model": "tiny", "input": ["x"] * 300, "encoding_format": "base64"}
+    asked = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body}
+    file = await sdk.files.create(
+        file=("requests.jsonl", json.dumps(asked).encode()), purpose="batch"
+    )
+    made = await sdk.batches.create(
+        input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
+    )
+    ended = await until_ended(sdk, made.id)
+    (answered,) = (await results(sdk, ended.output_file_id)).values()
+    data = answered["response"]["body"]["data"]
+    assert [base64.b64decode(one["embedding"]) for one in data] == vectors

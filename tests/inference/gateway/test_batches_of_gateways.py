@@ -70,10 +70,10 @@ async def test_a_batch_goes_on_where_another_gateway_left_it(
     """Of which one request is answered, and another one half written down."""
     files = FileStore(tmp_path / "shared")
     names = ["file-" + digit * 32 for digit in "abc"]
-    files.write(names[0], "\n".join(line(one) for one in "xyz").encode())
+    files.write(names[0], ["\n".join(line(one) for one in "xyz").encode()])
     done = {"custom_id": "x", "response": {"status_code": 200}, "error": None}
     left = files.part(names[1], "dead")
-    files.write_at(left, json.dumps(done).encode() + b'\n{"custom_id": "y", "resp')
+    files.write_at(left, [json.dumps(done).encode() + b'\n{"custom_id": "y", "resp'])
     fields = fields_of("batch_" + "d" * 32, names)
 
     def left_behind() -> None:
@@ -106,7 +106,7 @@ async def test_a_batch_whose_input_was_deleted_has_failed(
     files = FileStore(tmp_path / "shared")
     names = ["file-" + digit * 32 for digit in "123"]
     done = {"custom_id": "x", "response": {"status_code": 200}, "error": None}
-    files.write_at(files.part(names[1], "dead"), json.dumps(done).encode() + b"\n")
+    files.write_at(files.part(names[1], "dead"), [json.dumps(done).encode() + b"\n"])
     fields = fields_of("batch_" + "4" * 32, names) | {"num_total": 3}
     await kept.query(
         lambda: services.batch_create(lasts=timedelta(hours=1), fields=fields, max_open=9)

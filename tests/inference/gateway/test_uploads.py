@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from inference.gateway.uploads import read_upload
@@ -24,8 +26,8 @@ def form(*parts: tuple[str, bytes]) -> bytes:
 
 def test_a_file_and_its_fields() -> None:
     body = form(('name="purpose"', b"batch"), ('name="file"; filename="a.jsonl"', b"{}\n"))
-    upload = read_upload(FORM, body)
-    assert (upload.name, upload.content, upload.fields) == (
+    upload = read_upload(FORM, io.BytesIO(body))
+    assert (upload.name, upload.content.read(), upload.fields) == (
         "a.jsonl",
         b"{}\n",
         {"purpose": "batch"},
@@ -47,5 +49,5 @@ def test_a_file_and_its_fields() -> None:
 )
 def test_what_is_no_such_form_is_the_clients(content_type: str, body: bytes) -> None:
     with pytest.raises(ApiError) as refused:
-        read_upload(content_type, body)
+        read_upload(content_type, io.BytesIO(body))
     assert (refused.value.status, refused.value.param) == (400, "file")

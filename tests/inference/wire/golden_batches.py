@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
+import orjson
 
 from inference.batches.records import BatchRecord, FileRecord
 from inference.wire import anthropic_batches, anthropic_errors, openai_batches, openai_errors
@@ -75,11 +76,11 @@ class Case(GoldenCase):
             case "request.json" if is_openais:
                 return pretty(openai_batches.parse_batch(content))
             case "request.json":
-                lines, number = anthropic_batches.parse(content)
-                return pretty({"lines": _json_lines(lines), "number": number})
+                lines = list(map(json.loads, anthropic_batches.parse(content)))
+                return pretty({"lines": lines, "number": len(lines)})
             case "lines.jsonl":
-                lines_read = read_lines(content, "/v1/chat/completions")
-                return pretty([[one.custom_id, json.loads(one.body)] for one in lines_read])
+                lines_read = read_lines([content], "/v1/chat/completions")
+                return pretty([[one.custom_id, json.loads(one.body)] for _, one in lines_read])
             case "page.json" if is_openais:
                 return pretty(dataclasses.asdict(openai_batches.parse_page(json.loads(content))))
             case "page.json":
@@ -99,7 +100,7 @@ def _result(module: ModuleType, one: dict[str, Any]) -> bytes:
     """``ended``: with a body, with an error, or why it did not run."""
     custom_id = one["custom_id"]
     ways: dict[str, Callable[[], bytes]] = {
-        "body": lambda: module.succeeded(custom_id, REQUEST_ID, json.dumps(one["body"]).encode()),
+        "body": lambda: _succeeded(module, custom_id, one["body"]),
         "error": lambda: module.errored(custom_id, REQUEST_ID, ERRORS[one["error"]]),
         "unrun": lambda: module.unrun(custom_id, REQUEST_ID, one["unrun"]),
     }
@@ -107,8 +108,9 @@ def _result(module: ModuleType, one: dict[str, Any]) -> bytes:
     return ways[way]()
 
 
-def _json_lines(content: bytes) -> list[Any]:
-    return [json.loads(line) for line in content.splitlines()]
+def _succeeded(module: ModuleType, custom_id: str, body: dict[str, Any]) -> bytes:
+    head, tail = module.around_answer(custom_id, REQUEST_ID)
+    return bytes(head + orjson.dumps(body) + tail)
 
 
 def cases() -> list[Case]:

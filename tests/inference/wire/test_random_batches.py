@@ -30,9 +30,9 @@ LINE = json.loads(
 TOKENIZE = {"model": "tiny", "prompt": "Hi", "add_special_tokens": True, "return_token_strs": True}
 PARSERS: dict[str, tuple[Callable[[bytes], Any], dict[str, Any]]] = {
     "openai": (openai_batches.parse_batch, MADE[0]),
-    "anthropic": (anthropic_batches.parse, MADE[1]),
+    "anthropic": (lambda body: list(anthropic_batches.parse(body)), MADE[1]),
     "lines": (
-        lambda body: read_lines(body + b"\n" + json.dumps(LINE).encode(), CHAT),
+        lambda body: list(read_lines([body, b"\n", json.dumps(LINE).encode()], CHAT)),
         {
             **LINE,
             "custom_id": "another",
