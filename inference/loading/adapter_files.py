@@ -59,7 +59,7 @@ def open_adapter(
     text = (directory / CONFIG_NAME).read_bytes()
     try:
         adapter = read_adapter_config(json.loads(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadAdapterError(f"{CONFIG_NAME} is not JSON: {error}") from None
     weights = read_adapter(directory / WEIGHTS_NAME, adapter, config)
     return OpenedAdapter(weights, _fingerprint(text, directory / WEIGHTS_NAME))

@@ -8,14 +8,16 @@ that its family declares. Reads headers only; one place for GGUF and safetensors
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Protocol
 
 from inference.loading.errors import MissingTensorError, WrongShapeError
 from inference.models.config import ModelConfig
-from inference.models.families.family import MATRIX_ROLES, TABLE_ROLES, TensorRole
+from inference.models.families.family import TensorRole
 from inference.models.families.registry import family_of
+
+Shape = tuple[int, ...]
 
 MOST_COUNTED = 1000
 """Of missing tensors: the message says that there are more."""
@@ -27,7 +29,7 @@ class DeclaredTensors(Protocol):
     @property
     def names(self) -> Collection[str]: ...
 
-    def shape_of(self, name: str) -> tuple[int, ...]: ...
+    def shape_of(self, name: str) -> Shape: ...
 
 
 def check_tensors(config: ModelConfig, files: DeclaredTensors) -> None:
@@ -46,6 +48,25 @@ def check_tensors(config: ModelConfig, files: DeclaredTensors) -> None:
                 raise WrongShapeError(name, expected, found)
 
 
+def check_module_tensors(
+    declared: Mapping[str, Shape], files: DeclaredTensors, prefix: str = ""
+) -> None:
+    """For a module of transformers', which alone knows how the files' tensors become its own: those
+    that both call alike must hold as many numbers. ``declared``: the module's, by name; ``prefix``:
+    what files may put before its names, or leave out. Raises ``WrongShapeError``."""
+    for name in files.names:
+        own = next((own for own in _module_names(name, prefix) if own in declared), None)
+        if own is None:
+            continue
+        expected, found = declared[own], files.shape_of(name)
+        if math.prod(expected) != math.prod(found):
+            raise WrongShapeError(name, expected, found)
+
+
+def _module_names(name: str, prefix: str) -> tuple[str, ...]:
+    return name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}"
+
+
 def expected_tensors(config: ModelConfig) -> Iterable[str]:
     """Every weight that a model of this config computes with, by Hugging Face name."""
     return (tensor.name for tensor in family_of(config).tensors(config))
@@ -61,7 +82,7 @@ def _missing(config: ModelConfig, names: Collection[str]) -> Iterator[str]:
     )
 
 
-def _expected(tensor: TensorRole, names: Collection[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _expected(tensor: TensorRole, names: Collection[str]) -> Iterator[tuple[str, Shape]]:
     """Names among ``names`` that the tensor is held in, and their shapes. A weight's bias is read
     wherever files have one, also where no family declares it."""
     is_whole = tensor.name in names
@@ -76,14 +97,10 @@ def _expected(tensor: TensorRole, names: Collection[str]) -> Iterator[tuple[str,
             yield f"{stem}.bias", shape[:1]
 
 
-def _is_same(tensor: TensorRole, expected: tuple[int, ...], found: tuple[int, ...]) -> bool:
-    """Axes of one entry, which formats add and leave out, count for matrices alone."""
-    if tensor.role in MATRIX_ROLES | TABLE_ROLES:
-        return found == expected
+def _is_same(tensor: TensorRole, expected: Shape, found: Shape) -> bool:
+    """Files may leave out axes of one entry, and GGUF adds one to a vector of a state."""
     if tensor.may_be_folded:
         return math.prod(found) == math.prod(expected)
-    return _without_ones(found) == _without_ones(expected)
-
-
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(size for size in shape if size != 1)
+    if tensor.role == "state" and len(expected) == 1 and found == (*expected, 1):
+        return True
+    return found in (expected, tuple(size for size in expected if size != 1))

@@ -18,8 +18,10 @@ from typing import Any
 from inference.loading.config import read_directory_config, read_json
 from inference.loading.errors import BadFileError, UnknownArchitectureError
 from inference.loading.learnt_config import learnt_config
+from inference.loading.malformed import refuses_malformed
 from inference.models.embedding_config import Activation, EmbeddingConfig, Pooling
 from inference.models.families.hub_config import Json, check_dense, positive_integer
+from inference.models.families.limits import check_counts
 
 ENCODERS = ("bert", "camembert", "distilbert", "modernbert", "mpnet", "roberta", "xlm-roberta")
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")
@@ -54,16 +56,22 @@ def read_embedding_config(directory: Path) -> EmbeddingConfig | None:
     """``None`` for a model that generates text. Raises ``MissingFileError``, ``BadFileError``,
     ``UnknownArchitectureError``."""
     config = read_json(directory / "config.json")
+    with refuses_malformed("the description of the model"):
+        return _read(directory, config)
+
+
+def _read(directory: Path, config: Json) -> EmbeddingConfig | None:
     is_scorer = _classifies(config)
     is_declared = not is_scorer and (directory / MODULES).is_file()
     if not is_declared and not is_scorer and not _is_bare(config):
         return None
     _check_architecture(config)
+    check_counts(config)
     pooling, normalize = _bare_pooling(config), True
     if is_declared:
         pooling, normalize = _declared_pooling(directory)
         _check_lower_case(directory)
-    return EmbeddingConfig(
+    read = EmbeddingConfig(
         architecture=config["model_type"],
         vocab_size=positive_integer(config, "vocab_size"),
         hidden_size=_size(config, "hidden_size", "dim"),
@@ -77,6 +85,19 @@ def read_embedding_config(directory: Path) -> EmbeddingConfig | None:
         activation=_activation(config) if is_scorer else None,
         prompt_names=_prompt_names(directory),
     )
+    _check_numbers(read)
+    return read
+
+
+def _check_numbers(config: EmbeddingConfig) -> None:
+    """Raises ``BadFileError``."""
+    if config.max_input_tokens < 1:
+        raise BadFileError(f"the model reads {config.max_input_tokens} tokens at most")
+    if not 0 <= config.pad_token_id < config.vocab_size:
+        raise BadFileError(
+            f"the padding token {config.pad_token_id} is outside the vocabulary of "
+            f"{config.vocab_size} tokens"
+        )
 
 
 def _is_bare(config: Json) -> bool:
@@ -156,7 +177,7 @@ def _declared_pooling(directory: Path) -> tuple[Pooling, bool]:
 def _modules(directory: Path) -> Sequence[Mapping[str, Any]]:
     try:
         modules = json.loads((directory / MODULES).read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadFileError(f"{directory / MODULES} is not JSON: {error}") from None
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise BadFileError(f"{directory / MODULES} does not hold a list of modules")

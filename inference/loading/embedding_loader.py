@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from inference.loading.checked_shapes import check_module_tensors
 from inference.loading.devices import choose_dtype, earlier_loads_on
 from inference.loading.directory_tokenizer import directory_tokenizer
 from inference.loading.embedding_files import (
@@ -14,10 +15,13 @@ from inference.loading.embedding_files import (
     check_embedding_fits,
     count_parameters,
 )
-from inference.loading.errors import BadSourceError
+from inference.loading.errors import BadFileError, BadSourceError
 from inference.loading.files import ModelFiles
 from inference.loading.pair_tokens import separator_of_pairs
+from inference.loading.safetensors_tensors import SafetensorsFiles
+from inference.models.embedding import declared_shapes
 from inference.models.embedding_config import EmbeddingConfig
+from inference.models.errors import UnsupportedModuleError
 from inference.protocol.load import LoadSpec
 
 
@@ -36,6 +40,7 @@ def open_embedding_model(
         )
     dtype = choose_dtype(spec, device)
     num_parameters = count_parameters(files.weights)
+    _check_shapes(files, config)
     limit = min(config.max_input_tokens, spec.max_context_tokens or config.max_input_tokens)
     tokenizer_dir = directory_tokenizer(files.directory, cache_dir)
     separator = separator_of_pairs(tokenizer_dir) if config.activation is not None else None
@@ -50,6 +55,19 @@ def open_embedding_model(
     )
     check_embedding_fits(opened, free_bytes, earlier_loads_on(spec, device))
     return opened
+
+
+def _check_shapes(files: ModelFiles, config: EmbeddingConfig) -> None:
+    """Raises ``BadFileError``."""
+    try:
+        declared, prefix = declared_shapes(files.directory, config)
+    except UnsupportedModuleError as error:
+        raise BadFileError(str(error)) from error
+    tensors = SafetensorsFiles(files.weights, has_integers=True)
+    try:
+        check_module_tensors(declared, tensors, prefix)
+    finally:
+        tensors.close()
 
 
 def refuse_settings_of_text(spec: LoadSpec) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from transformers.modeling_gguf_pytorch_utils import (
     load_gguf_checkpoint,
 )
 
-from inference.loading.errors import BadFileError, MissingTensorError
+from inference.loading.errors import BadFileError, MissingTensorError, WrongShapeError
 from inference.loading.gguf_header import GGUFHeader, TensorInfo
 from inference.models.config import ModelConfig
 from inference.models.families.foreign_gguf import added_by_metadata
@@ -55,6 +56,10 @@ class DequantisedTensors:
                 f"{type(self._module).__name__} has no place for"
             )
         self._infos = {places[name]: info for name, info in header.tensors.items()}
+        for name, info in self._infos.items():
+            expected = self.shape_of(name)
+            if info.num_elements != math.prod(expected):
+                raise WrongShapeError(info.name, expected, info.shape)
         self._read: dict[str, torch.Tensor] = {}
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-from inference.loading.errors import BadFileError, UnknownTokenizerError
+from inference.loading.errors import BadFileError, LoadError, UnknownTokenizerError
 from inference.loading.gguf_pre_tokenizers import (
     BEGINS_WITH_BOS,
     COMPOSED_UNICODE,
@@ -29,6 +29,15 @@ Metadata = Mapping[str, Any]
 
 def convert_tokenizer(metadata: Metadata) -> tuple[Tokenizer, dict[str, Any]]:
     """The tokenizer and its tokenizer_config.json. Raises ``BadFileError``."""
+    try:
+        return _convert(metadata)
+    except LoadError:
+        raise
+    except Exception as error:  # the tokenizers library raises this class itself
+        raise BadFileError(f"the vocabulary makes no tokenizer: {error}") from error
+
+
+def _convert(metadata: Metadata) -> tuple[Tokenizer, dict[str, Any]]:
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
         tokenizer = _byte_level_bpe(metadata)
@@ -160,6 +169,8 @@ def told_config(metadata: Metadata) -> dict[str, Any]:
 def _named_templates(template: str, metadata: Metadata) -> str | list[dict[str, str]]:
     """As tokenizer_config.json writes them, where there is a second one for chats with tools."""
     for_tools = metadata.get("tokenizer.chat_template.tool_use")
+    if not isinstance(template, str) or not isinstance(for_tools, str | None):
+        raise BadFileError("tokenizer.chat_template is no text")
     if for_tools is None:
         return template
     named = {"default": template, "tool_use": for_tools}

@@ -21,7 +21,12 @@ from typing import Literal
 
 import torch
 
-from inference.loading.errors import BadFileError, MissingTensorError
+from inference.loading.errors import (
+    BadFileError,
+    MissingTensorError,
+    WrongShapeError,
+    shape_in_words,
+)
 from inference.loading.safetensors_tensors import SafetensorsFiles
 from inference.loading.tensor_files import TensorFiles
 from inference.models.stored import (
@@ -73,7 +78,7 @@ class InterleavedExperts:
         projections: tuple[Projection, ...] = (
             ("gate_proj", "up_proj") if inner == "gate_up_proj" else ("down_proj",)
         )
-        num_experts, _ = self._files.shape_of(f"{stack}_bias")
+        num_experts = self._check_stack(stack)
         kinds: tuple[Kind, ...] = ("weight", "bias")
         if not self._is_packed(stack) and stack not in self._files.names:
             kinds = ("bias",)
@@ -83,6 +88,25 @@ class InterleavedExperts:
             for projection in projections
             for kind in kinds
         ]
+
+    def _check_stack(self, stack: str) -> int:
+        """How many experts it has. Raises ``BadFileError``."""
+        bias = self._files.shape_of(f"{stack}_bias")
+        if len(bias) != 2:
+            raise BadFileError(f"{stack}_bias is {shape_in_words(bias)}, and no stack of vectors")
+        if self._is_packed(stack):
+            groups = self._files.shape_of(f"{stack}_scales")[2:]
+            self._check_shape(f"{stack}_scales", (*bias, *groups[:1]))
+            self._check_shape(f"{stack}_blocks", (*bias, *groups, GROUP_FEATURES // 2))
+        elif stack in self._files.names:
+            inputs = self._files.shape_of(stack)[1:2]
+            self._check_shape(stack, (bias[0], *inputs, bias[1]))
+        return bias[0]
+
+    def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
+        """Raises ``WrongShapeError``."""
+        if (found := self._files.shape_of(name)) != expected:
+            raise WrongShapeError(name, expected, found)
 
     def _is_packed(self, stack: str) -> bool:
         names = self._files.names

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from inference.loading.checked_config import check_tower
-from inference.loading.checked_shapes import check_tensors
+from inference.loading.checked_shapes import check_module_tensors, check_tensors
 from inference.loading.config import read_directory_config
 from inference.loading.devices import (
     choose_device,
@@ -131,7 +131,7 @@ def open_model(
         return open_embedding_model(spec, files, embedding, cache_dir, device, free_bytes)
     wants_predictor = spec.speculation == "mtp" and not _is_native(spec, device)
     described = _describe(files, cache_dir, device, on_progress, wants_predictor=wants_predictor)
-    check_tensors(check_tower(described.config), described.files)
+    _check_tensors(described)
     dense = described.files
     described = replace(described, files=_quantized(described, spec, device))
     whole = described.files
@@ -164,6 +164,16 @@ def open_model(
         ),
         shares=shares,
     )
+
+
+def _check_tensors(described: _Described) -> None:
+    """Raises ``BadFileError``, ``MissingTensorError``."""
+    config = check_tower(described.config)
+    check_tensors(config, described.files)
+    if family_of(config).is_foreign:
+        from inference.models.foreign.hub_module import declared_shapes  # imports transformers
+
+        check_module_tensors(declared_shapes(config), described.files)
 
 
 def _quantized(described: _Described, spec: LoadSpec, device: torch.device) -> TensorFiles:

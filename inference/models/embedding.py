@@ -18,10 +18,31 @@ from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 
 from inference.models.embedding_config import EmbeddingConfig, Pooling
-from inference.models.errors import MissingWeightsError
+from inference.models.errors import MissingWeightsError, UnsupportedModuleError
 
 UNUSED = ("pooler.",)
 """Weights that some files lack, and that no pooling of ours reads."""
+
+
+def declared_shapes(
+    directory: Path, config: EmbeddingConfig
+) -> tuple[dict[str, tuple[int, ...]], str]:
+    """Shapes of the module that config.json describes, by name, and what files may put before its
+    names. Raises ``UnsupportedModuleError``."""
+    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+    kind = AutoModel if config.activation is None else AutoModelForSequenceClassification
+    try:
+        declared = AutoConfig.from_pretrained(directory, local_files_only=True)
+        with torch.device("meta"):
+            module = kind.from_config(declared)
+    except Exception as error:
+        raise UnsupportedModuleError(
+            f"transformers builds no {config.architecture!r} of this config.json: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    return shapes, module.base_model_prefix
 
 
 class EmbeddingModel:
@@ -39,14 +60,19 @@ class EmbeddingModel:
         self.device = device
         logging.disable_progress_bar()
         kind = AutoModel if config.activation is None else AutoModelForSequenceClassification
-        model, told = kind.from_pretrained(
-            directory,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        try:
+            model, told = kind.from_pretrained(
+                directory,
+                dtype=dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+        except RuntimeError as error:
+            raise MissingWeightsError(
+                f"the weight files do not fit transformers' {config.architecture}: {error}"
+            ) from error
         unused = UNUSED if config.activation is None else ()
         missing = sorted(name for name in told["missing_keys"] if not name.startswith(unused))
         if missing:

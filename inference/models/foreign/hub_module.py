@@ -76,6 +76,12 @@ def without_weights(config: ModelConfig) -> Any:
         ) from error
 
 
+def declared_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Of the module's tensors, by name. Raises ``UnsupportedModuleError``."""
+    tensors = without_weights(config).state_dict()
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
 def load_module(config: ModelConfig, weights: WeightSource, attention: str | None) -> LoadedModule:
     """transformers knows what its own files' tensors are called, and which of them it fuses.
     ``attention``: the name of what attends, ``None`` for transformers' choice. Raises

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
-from inference.loading.checked_shapes import check_tensors
+from inference.loading.checked_shapes import check_module_tensors, check_tensors
 from inference.loading.errors import BadFileError, MissingTensorError, WrongShapeError
 from inference.loading.loader import open_model
 from inference.models.config import ModelConfig
 from inference.models.experts_config import ExpertsConfig
+from inference.models.families.registry import family_of
 from inference.models.mamba_config import MambaConfig
 from inference.protocol.load import LoadSpec
 
@@ -143,6 +145,7 @@ class Declared:
         return self._shapes[name]
 
 
+EXPERTS = ExpertsConfig(num_experts=2, experts_per_token=1, intermediate_size=32)
 CONFIG = ModelConfig(
     architecture="mixtral",
     vocab_size=8,
@@ -157,7 +160,7 @@ CONFIG = ModelConfig(
     rope_theta=10000.0,
     tie_embeddings=True,
     mlps=("sparse",),
-    experts=ExpertsConfig(num_experts=2, experts_per_token=1, intermediate_size=32),
+    experts=EXPERTS,
 )
 MIXTURE: dict[str, tuple[int, ...]] = {
     "model.embed_tokens.weight": (8, 64),
@@ -190,25 +193,53 @@ def test_experts_that_are_not_there_are_counted_and_not_all_listed() -> None:
         check_tensors(CONFIG, Declared(fewer))
 
 
-def test_axes_of_one_entry_count_for_matrices_alone() -> None:
-    gate = f"{LAYER}mlp.gate.weight"
-    check_tensors(CONFIG, Declared(MIXTURE | {gate: (2, 1, 64)}))
-    with pytest.raises(WrongShapeError, match="1 x 8 x 64"):
-        check_tensors(CONFIG, Declared(MIXTURE | {"model.embed_tokens.weight": (1, 8, 64)}))
+def test_axes_of_one_entry_may_be_left_out_and_not_added() -> None:
+    shared = replace(EXPERTS, shared_intermediate_size=32)
+    config, mlp = replace(CONFIG, experts=shared), f"{LAYER}mlp.shared_expert"
+    files = MIXTURE | {
+        f"{mlp}.gate_proj.weight": (32, 64),
+        f"{mlp}.up_proj.weight": (32, 64),
+        f"{mlp}.down_proj.weight": (64, 32),
+    }
+    for gate in ((1, 64), (64,)):
+        check_tensors(config, Declared(files | {f"{mlp}_gate.weight": gate}))
+    for name, wrong in (
+        (f"{mlp}_gate.weight", (64, 1)),
+        ("model.embed_tokens.weight", (1, 8, 64)),
+        ("model.norm.weight", (64, 1)),
+        (f"{LAYER}mlp.gate.weight", (2, 1, 64)),
+    ):
+        with pytest.raises(WrongShapeError, match=f"{name} is"):
+            check_tensors(config, Declared(files | {f"{mlp}_gate.weight": (64,), name: wrong}))
 
 
-def test_a_norm_of_groups_may_be_folded_and_no_other(tmp_path: Path) -> None:
-    from inference.models.families.mamba import mamba_tensors
+def test_a_state_may_have_one_more_axis_of_one_entry() -> None:
+    shape = MambaConfig(num_heads=4, head_dim=16, num_groups=2, state_size=16, conv_kernel=4)
+    config = replace(CONFIG, architecture="bamba", mixers=("mamba",), mamba=shape, mlps=())
+    files: dict[str, tuple[int, ...]] = {
+        tensor.name: tensor.shape for tensor in family_of(config).tensors(config)
+    }
+    prefix = f"{LAYER}mamba."
+    as_gguf = {
+        **{f"{prefix}{name}": (4, 1) for name in ("A_log", "D")},
+        f"{prefix}conv1d.weight": (shape.conv_channels, 4),
+        f"{prefix}norm.weight": (2, 32),
+    }
+    check_tensors(config, Declared(files | as_gguf))
+    for name, wrong in ((f"{prefix}D", (1, 4)), (f"{prefix}conv1d.weight", (4, 128))):
+        with pytest.raises(WrongShapeError, match=f"{name} is"):
+            check_tensors(config, Declared(files | {name: wrong}))
 
-    shape = MambaConfig(num_heads=4, head_dim=32, num_groups=2, state_size=16, conv_kernel=4)
-    folded = {t.name for t in mamba_tensors(_with(shape)) if t.may_be_folded}
-    assert folded == {"mamba.norm.weight"}
 
-
-def _with(mamba: MambaConfig) -> ModelConfig:
-    from dataclasses import replace
-
-    return replace(CONFIG, mamba=mamba)
+def test_tensors_that_a_module_calls_alike_hold_as_many_numbers() -> None:
+    """Files of other names are transformers' own business, and so is how axes are turned."""
+    declared = {"wte.weight": (8, 64), "h.0.attn.weight": (64, 192)}
+    files = {"transformer.wte.weight": (8, 64), "h.0.attn.weight": (192, 64), "h.0.mask": (9,)}
+    check_module_tensors(declared, Declared(files), "transformer")
+    with pytest.raises(WrongShapeError, match=r"transformer\.wte\.weight is 7 x 64"):
+        check_module_tensors(
+            declared, Declared(files | {"transformer.wte.weight": (7, 64)}), "transformer"
+        )
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "gemma2", "olmo2", "cohere"])
