@@ -1,0 +1,162 @@
+"""The small models whose files are mutated: a file or a directory each, of several families and
+formats. What is beside a load's own files (an adapter's base) lies in ``base``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import gguf
+import torch
+from gguf.constants import GGMLQuantizationType as Type
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
+from transformers import BertConfig, BertModel
+
+from tests.inference.adapter_files import write_adapter
+from tests.inference.loading import test_packed_files as packed
+from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
+from tests.inference.models.families import hybrid_gguf, state_gguf, test_gpt_oss, test_mixtures
+from tests.inference.models.families import tiny_hybrid as hybrids
+from tests.inference.models.families import tiny_states as states
+
+Kind = Literal["gguf", "safetensors", "embedding", "adapter"]
+BASE = "base"
+MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    kind: Kind
+    save: Callable[[Path], Path]
+    """Writes it into a folder, and returns the source of a load."""
+
+
+def _llama_gguf(folder: Path, types: dict[str, Type], **changes: object) -> Path:
+    directory = save_directory(folder / "dense", "llama", **changes)
+    weights = load_file(directory / "model.safetensors")
+    return save_gguf(folder / "model.gguf", weights, types=types, sizes=SIZES | changes)
+
+
+def _packed_llama(folder: Path) -> Path:
+    wide = {"hidden_size": 256, "intermediate_size": 256}
+    own = {
+        "self_attn.q_proj": Type.Q4_K,
+        "self_attn.k_proj": Type.Q6_K,
+        "self_attn.v_proj": Type.Q8_0,
+        "mlp.gate_proj": Type.Q4_0,
+        "mlp.up_proj": Type.Q5_1,
+        "mlp.down_proj": Type.Q3_K,
+    }
+    types = {f"model.layers.{i}.{name}.weight": own[name] for i in range(2) for name in own}
+    return _llama_gguf(folder, types | {"model.embed_tokens.weight": Type.Q8_0}, **wide)
+
+
+def _mixture_gguf(case: str, folder: Path) -> Path:
+    found = test_mixtures.CASES[case]
+    test_mixtures.reference_of(found).save_pretrained(folder / "dense")
+    return test_mixtures.written(found, folder / "dense", folder / "model.gguf")
+
+
+def _hybrid_gguf(folder: Path) -> Path:
+    hybrids.save_tokenizer(folder)
+    return hybrid_gguf.save_gguf(
+        hybrids.qwen3_next(),
+        folder / "model.gguf",
+        gguf.MODEL_ARCH.QWEN3NEXT,
+        are_value_heads_tiled=False,
+    )
+
+
+def _lfm2_gguf(folder: Path) -> Path:
+    hybrids.save_tokenizer(folder)
+    return state_gguf.save_lfm2(states.lfm2(), folder / "model.gguf")
+
+
+def _granite4_gguf(folder: Path) -> Path:
+    hybrids.save_tokenizer(folder)
+    return state_gguf.save_granite4(states.granite4(), folder / "model.gguf")
+
+
+def _directory(model_type: str, folder: Path, **overrides: object) -> Path:
+    return save_directory(folder / MODEL, model_type, **overrides)
+
+
+def _packed_directory(case: str, folder: Path) -> Path:
+    packed.saved(case, folder / MODEL)
+    return hybrids.save_tokenizer(folder / MODEL)
+
+
+def _gpt_oss(folder: Path) -> Path:
+    reference = test_gpt_oss.reference_of(test_gpt_oss.ROW)
+    test_gpt_oss.save_mxfp4(reference, folder / MODEL)
+    return hybrids.save_tokenizer(folder / MODEL)
+
+
+def _bert(folder: Path) -> Path:
+    torch.manual_seed(4)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = BertConfig(vocab_size=64, num_attention_heads=2, max_position_embeddings=64, **sizes)
+    BertModel(config).save_pretrained(folder / MODEL)
+    tokenizer = Tokenizer(models.WordLevel({chr(65 + i): i for i in range(26)}, unk_token="A"))
+    tokenizer.save(str(folder / MODEL / "tokenizer.json"))
+    return folder / MODEL
+
+
+def _adapter(folder: Path) -> Path:
+    base = save_directory(folder / BASE, "llama")
+    write_adapter(folder / MODEL, load_file(base / "model.safetensors"), seed=1)
+    return folder / MODEL
+
+
+ROPES = {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}}
+SUBJECTS: dict[str, Subject] = {
+    "llama.gguf": Subject("gguf", partial(_llama_gguf, types={})),
+    "packed llama.gguf": Subject("gguf", _packed_llama),
+    "qwen3moe.gguf": Subject("gguf", partial(_mixture_gguf, "qwen3_moe")),
+    "glm4moe.gguf": Subject("gguf", partial(_mixture_gguf, "glm4_moe")),
+    "qwen3next.gguf": Subject("gguf", _hybrid_gguf),
+    "lfm2.gguf": Subject("gguf", _lfm2_gguf),
+    "granite4.gguf": Subject("gguf", _granite4_gguf),
+    "llama": Subject("safetensors", partial(_directory, "llama", **ROPES)),
+    "gemma2": Subject("safetensors", partial(_directory, "gemma2", query_pre_attn_scalar=16)),
+    "phi3": Subject("safetensors", partial(_directory, "phi3", pad_token_id=0)),
+    "qwen3_moe": Subject(
+        "safetensors",
+        partial(
+            _directory,
+            "qwen3_moe",
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+        ),
+    ),
+    "qwen3_5": Subject(
+        "safetensors", lambda folder: hybrids.save(hybrids.qwen3_5(), folder / MODEL)
+    ),
+    "granite4": Subject(
+        "safetensors", lambda folder: hybrids.save(states.granite4(), folder / MODEL)
+    ),
+    "lfm2_moe": Subject(
+        "safetensors", lambda folder: hybrids.save(states.lfm2_moe(), folder / MODEL)
+    ),
+    "awq": Subject("safetensors", partial(_packed_directory, "awq")),
+    "gptq": Subject("safetensors", partial(_packed_directory, "gptq, ordered by activation")),
+    "compressed": Subject("safetensors", partial(_packed_directory, "packed, with zeros")),
+    "fp8": Subject("safetensors", partial(_packed_directory, "fp8 of blocks")),
+    "mxfp4": Subject("safetensors", _gpt_oss),
+    "a foreign module": Subject(
+        "safetensors", partial(_directory, "gpt_neox", num_key_value_heads=4)
+    ),
+    "a foreign module with its cache": Subject(
+        "safetensors", partial(_directory, "mamba", state_size=8)
+    ),
+    "bert": Subject("embedding", _bert),
+    "adapter": Subject("adapter", _adapter),
+}
+SLOW = frozenset({"a foreign module", "a foreign module with its cache", "bert"})
+"""What takes transformers a tenth of a second for each case."""

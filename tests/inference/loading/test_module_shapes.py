@@ -1,0 +1,78 @@
+"""Files for modules of transformers', embedding models among them, and stacks of experts: their
+shapes are compared with what the module or the format wants before weights are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from inference.loading.errors import BadFileError, WrongShapeError
+from inference.loading.loader import open_model
+from tests.inference.loading.mutations.subjects import SUBJECTS
+
+from .editable_gguf import EditableGGUF
+from .test_checked_shapes import spec
+
+
+def changed(subject: str, name: str, tensor: torch.Tensor, folder: Path) -> Path:
+    source = SUBJECTS[subject].save(folder)
+    tensors = load_file(source / "model.safetensors")
+    assert name in tensors
+    save_file(tensors | {name: tensor}, source / "model.safetensors")
+    return source
+
+
+UNFIT = [
+    ("bert", "embeddings.word_embeddings.weight", (63, 32), "63 x 32 and should be 64 x 32"),
+    ("bert", "encoder.layer.1.output.dense.weight", (32, 63), "32 x 63 and should be 32 x 64"),
+    ("a foreign module", "embed_out.weight", (60, 64), "60 x 64 and should be 64 x 64"),
+    ("mxfp4", "model.layers.0.mlp.experts.down_proj_bias", (2, 64), "and should be 2 x 64"),
+]
+
+
+@pytest.mark.parametrize(("subject", "name", "shape", "words"), UNFIT)
+def test_a_tensor_of_another_size_is_named(
+    subject: str, name: str, shape: tuple[int, ...], words: str, tmp_path: Path
+) -> None:
+    source = changed(subject, name, torch.zeros(shape), tmp_path)
+    with pytest.raises(WrongShapeError, match=words):
+        open_model(spec(source), tmp_path, lambda _: None)
+
+
+def test_a_stack_of_experts_has_three_axes(tmp_path: Path) -> None:
+    file = EditableGGUF.read(SUBJECTS["qwen3moe.gguf"].save(tmp_path))
+    info = next(info for info in file.infos if "ffn_down_exps" in info.name)
+    info.sizes = [info.sizes[0], info.sizes[1] * info.sizes[2]]
+    with pytest.raises(BadFileError, match=r"cannot be read|no stack of experts"):
+        open_model(spec(file.write(tmp_path / "y.gguf")), tmp_path, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"pad_token_id": 64}, "padding token 64 is outside the vocabulary of 64"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        ({"architectures": [3]}, "cannot be read"),
+        ({"num_attention_heads": 2.0}, "builds no 'bert'"),
+        ({"hidden_size": 48}, "is 32 and should be 48"),
+    ],
+)
+def test_an_embedding_models_config(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    source = SUBJECTS["bert"].save(tmp_path)
+    path = source / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(BadFileError, match=words):
+        open_model(spec(source), tmp_path, lambda _: None)
+
+
+def test_merges_that_merge_nothing(tmp_path: Path) -> None:
+    file = EditableGGUF.read(SUBJECTS["llama.gguf"].save(tmp_path))
+    file.pair("tokenizer.ggml.merges").value = ["ab"]
+    with pytest.raises(BadFileError, match="makes no tokenizer"):
+        open_model(spec(file.write(tmp_path / "y.gguf")), tmp_path, lambda _: None)
