@@ -24,7 +24,7 @@ from twisted.internet import reactor
 from twisted.internet.error import CannotListenError
 from twisted.logger import globalLogBeginner
 
-from inference.gateway.http_channel import StreamChannel
+from inference.gateway.http_channel import StreamChannel, write_at_once
 from inference.gateway.open_clients import OpenClients
 from inference.gateway.spooling import spooled_file
 from inference.wire.dialect import ErrorDialect
@@ -189,6 +189,14 @@ class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
     def connectionLost(self, reason: Any) -> None:  # noqa: N802
         super().connectionLost(reason)
         self.factory.server_class.clients.closed(self.transport)
+
+    def sendData(self, data: bytes, sync: bool = False, chopsize: int | None = None) -> None:  # noqa: N802
+        """Sends a frame as the HTTP channel sends a part of a stream. Autobahn's own queue has what
+        it was told to send in pieces, which goes first."""
+        if sync or chopsize or self.send_queue:
+            super().sendData(data, sync, chopsize)
+        else:
+            write_at_once(self.transport, data)
 
     def onClose(self, wasClean: bool, code: int, reason: str) -> None:  # noqa: N802, N803
         """Also called where the handshake never came to an application."""

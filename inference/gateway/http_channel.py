@@ -98,13 +98,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             self.callLater(LINGER_S, self.forceAbortClient)
 
     def write(self, data: bytes) -> None:
-        """Send to the socket at once, and buffer what it does not take. Twisted buffers first and
-        sends in the next round of its loop, which costs a streamed token 10 to 20 % more."""
-        num_sent = self.transport.writeSomeData(data) if _can_send_now(self.transport) else 0
-        if not isinstance(num_sent, int):
-            num_sent = 0  # The connection is lost: Twisted sees that when it sends the buffer.
-        if num_sent < len(data):
-            self.transport.write(data[num_sent:])
+        write_at_once(self.transport, data)
 
     def writeSequence(self, pieces: Iterable[bytes]) -> None:  # noqa: N802
         self.write(b"".join(pieces))
@@ -162,6 +156,16 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self.clearLineBuffer()
         self._drops_input = True
         self.refuse(error, getattr(self, "_path", b"/"))
+
+
+def write_at_once(transport: Any, data: bytes) -> None:
+    """Send to the socket at once, and buffer what it does not take. Twisted buffers first and sends
+    in the next round of its loop, which costs a streamed token 10 to 20 % more."""
+    num_sent = transport.writeSomeData(data) if _can_send_now(transport) else 0
+    if not isinstance(num_sent, int):
+        num_sent = 0  # The connection is lost: Twisted sees that when it sends the buffer.
+    if num_sent < len(data):
+        transport.write(data[num_sent:])
 
 
 def _can_send_now(transport: Any) -> bool:

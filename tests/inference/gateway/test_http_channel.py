@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -203,6 +204,19 @@ def test_what_the_socket_does_not_take_at_once_waits(takes: int | None, sent: by
     socket = Socket(takes)
     channel_on(socket).writeSequence([b"abc", b"def"])
     assert (socket.sent, socket.waiting) == (sent, b"abcdef"[len(sent) :])
+
+
+def test_a_websockets_frames_are_sent_at_once() -> None:
+    """And behind what waits, by whomever it was put there."""
+    from inference.gateway.daphne_server import StreamSocket  # installs Daphne's reactor
+
+    protocol = StreamSocket()
+    protocol.transport, protocol.send_queue = socket, _ = Socket(takes=4), deque()
+    protocol.sendData(b"abc")
+    assert (socket.sent, socket.waiting) == (b"abc", b"")
+    protocol.sendData(b"defgh")
+    protocol.sendData(b"ij")
+    assert (socket.sent, socket.waiting) == (b"abcdefg", b"hij")
 
 
 def test_what_waits_goes_first() -> None:
