@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import redis
 
+from inference.gateway.answer_check import AnswerFaultError
 from inference.gateway.outage import RedisOutage
 from inference.gateway.redis_link import RedisLink, ReplyTooLargeError
 from inference.gateway.streams import RequestStream, RequestStreams, events_lost
@@ -181,7 +182,10 @@ class EventReader:
                 self._fault("it answered a request that another neuron serves")
                 continue
             stream.epoch = batch.epoch
-            stream.put(event, num_bytes // len(batch.events))
+            try:
+                stream.put(event, num_bytes // len(batch.events))
+            except AnswerFaultError as error:
+                self._fault(f"its answer to {event.request_id} has {error}")
 
     def _serves(self, stream: RequestStream) -> bool:
         """Streams that have not been accepted yet may have lost just that, so they count too."""

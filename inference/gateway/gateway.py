@@ -25,6 +25,7 @@ from django.conf import settings
 from helexa_site.config import Config
 from inference.garbage import keep_imports, make_full_collections_rare
 from inference.gateway.accounting import Accounting, Ledger
+from inference.gateway.answer_check import AnswerCheck
 from inference.gateway.background_loops import BackgroundLoops, Loop
 from inference.gateway.bounds import Bounds
 from inference.gateway.call import Call, RequestOutcome
@@ -230,6 +231,7 @@ class Gateway:
         timeout_s: float,
         abort: Callable[[], None],
         tally: Tally,
+        check: AnswerCheck,
     ) -> RequestStream:
         stream = RequestStream(
             request_id=request_id,
@@ -239,6 +241,7 @@ class Gateway:
             first_token_timeout_s=timeout_s,
             abort=abort,
             tally=tally,
+            check=check,
         )
         self.streams.add(stream)
         return stream

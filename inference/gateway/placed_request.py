@@ -22,13 +22,19 @@ from functools import partial
 from fleet.catalogue import CatalogueEntry
 from fleet.placement import RoutingHint
 from fleet.placement.again import may_place_again
+from inference.gateway.answer_check import AnswerCheck, UsageBounds
 from inference.gateway.call import Call
 from inference.gateway.gateway import Gateway
 from inference.gateway.hints import routing_hint
 from inference.gateway.placing import Place
 from inference.gateway.streams import RequestStream
 from inference.gateway.tally import Tally
-from inference.gateway.token_bounds import TokenBounds, token_bounds
+from inference.gateway.token_bounds import (
+    DEFAULT_OUTPUT_TOKENS,
+    TokenBounds,
+    num_prompts,
+    token_bounds,
+)
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.events import Event
 from inference.protocol.generation import Request, Submit
@@ -161,6 +167,7 @@ class PlacedRequest:
             timeout_s=timeout_s,
             abort=self._abort,
             tally=self._call.tally,
+            check=AnswerCheck(self._request, self._usage_bounds(place, bounds)),
         )
         self._gateway.submit(self._stream, self._submit(place, bounds, timeout_s), self._files)
 
@@ -225,11 +232,7 @@ class PlacedRequest:
         call = self._call
         if not call.is_billed:
             return b""
-        output_tokens = bounds.output_tokens
-        if output_tokens is None:
-            output_tokens = bounds.default_output_tokens
-        if self._granted is not None:
-            output_tokens = self._granted.output_tokens
+        most = self._usage_bounds(place, bounds)
         return self._gateway.receipts.seal(
             Receipt(
                 request_id=call.request_id,
@@ -243,9 +246,25 @@ class PlacedRequest:
                 input_micro_usd=call.prices.input_micro_usd,
                 cached_input_micro_usd=call.prices.cached_input_micro_usd,
                 output_micro_usd=call.prices.output_micro_usd,
-                max_prompt_tokens=bounds.prompt_tokens,
-                max_output_tokens=output_tokens,
+                max_prompt_tokens=most.prompt_tokens,
+                max_output_tokens=most.output_tokens,
             )
+        )
+
+    def _usage_bounds(self, place: Place, bounds: TokenBounds) -> UsageBounds:
+        """What the neuron may report at most. Where nothing is reserved it refuses no prompt that
+        its template makes longer than the gateway's estimate. A token that stops a choice counts,
+        and may come after the last one that was asked for."""
+        prompt_tokens, output_tokens = bounds.prompt_tokens, bounds.output_tokens
+        if output_tokens is None:
+            output_tokens = bounds.default_output_tokens
+        if self._granted is not None:
+            output_tokens = self._granted.output_tokens
+        else:
+            context_tokens = place.context_tokens or DEFAULT_OUTPUT_TOKENS
+            prompt_tokens = max(prompt_tokens, num_prompts(self._request) * context_tokens)
+        return UsageBounds(
+            prompt_tokens=prompt_tokens, output_tokens=output_tokens + bounds.num_choices
         )
 
 

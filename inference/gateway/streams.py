@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from inference.gateway.answer_check import AnswerCheck, AnswerFaultError
 from inference.gateway.tally import Tally
 from inference.protocol.events import (
     ANSWERS,
@@ -47,6 +48,7 @@ class RequestStream:
 
     __slots__ = (
         "_abort",
+        "_check",
         "_deadline",
         "_error",
         "_events",
@@ -76,6 +78,7 @@ class RequestStream:
         first_token_timeout_s: float,
         abort: Callable[[], None],
         tally: Tally,
+        check: AnswerCheck,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.request_id = request_id
@@ -101,6 +104,7 @@ class RequestStream:
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._abort = abort
+        self._check = check
         self._deadline: asyncio.TimerHandle | None = loop.call_later(
             max(0.0, first_token_timeout_s), self._give_up
         )
@@ -112,10 +116,21 @@ class RequestStream:
         submission.add_done_callback(self._submission_ended)
 
     def put(self, event: Event, num_bytes: int = 0) -> None:
-        """Only counted once the stream has ended. ``num_bytes`` is its share of its entry."""
+        """Only counted once the stream has ended. ``num_bytes`` is its share of its entry. Raises
+        ``AnswerFaultError`` for what no honest neuron answers: then the stream has failed, and
+        nothing of the event counts."""
+        try:
+            self._put(event, num_bytes)
+        except AnswerFaultError:
+            self.fail(neuron_fault(self.neuron))
+            raise
+
+    def _put(self, event: Event, num_bytes: int) -> None:
         if isinstance(event, Fragment):
             self._put_fragment(event)
             return
+        if not self.tally.is_settled:
+            self._check.check(event)
         self.tally.see(event)
         if self.ended:
             return
@@ -185,18 +200,17 @@ class RequestStream:
         self._fragments += fragment.data
         if len(self._fragments) > MAX_FRAGMENTED_BYTES:
             self._fragments = bytearray()
-            self.fail(events_lost())
-        elif fragment.is_last:
-            data, self._fragments = bytes(self._fragments), bytearray()
-            try:
-                event = decode_event(data)
-            except msgspec.DecodeError:
-                self.fail(events_lost())
-                return
-            if isinstance(event, Fragment) or event.request_id != self.request_id:
-                self.fail(events_lost())
-            else:
-                self.put(event, len(data))
+            raise AnswerFaultError("an event of too many fragments")
+        if not fragment.is_last:
+            return
+        data, self._fragments = bytes(self._fragments), bytearray()
+        try:
+            event = decode_event(data)
+        except msgspec.DecodeError as error:
+            raise AnswerFaultError("fragments of no event") from error
+        if isinstance(event, Fragment) or event.request_id != self.request_id:
+            raise AnswerFaultError("fragments of another request's event")
+        self._put(event, len(data))
 
     def _take(self, event: Event, num_bytes: int) -> None:
         if isinstance(event, Accepted):
@@ -279,6 +293,12 @@ def request_lost(neuron: str) -> ServiceUnavailableError:
 
 def events_lost() -> ServiceUnavailableError:
     return ServiceUnavailableError("events_lost", "Part of the answer was lost on its way.")
+
+
+def neuron_fault(neuron: str) -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "neuron_fault", f"The neuron {neuron} answered what was not asked for; try again."
+    )
 
 
 def _client_too_slow() -> ServiceUnavailableError:

@@ -29,6 +29,7 @@ from inference.protocol.events import (
     encode_event_batch,
 )
 from inference.wire.errors import ApiError
+from tests.inference.gateway.answers import any_answer
 
 GENEROUS_S = 60.0
 MAX_REPLY_BYTES = 400_000
@@ -71,6 +72,7 @@ def open_stream(streams: RequestStreams) -> Callable[[str, str], RequestStream]:
             first_token_timeout_s=GENEROUS_S,
             abort=lambda: None,
             tally=Tally(),
+            check=any_answer(),
         )
         streams.add(stream)
         return stream

@@ -22,6 +22,7 @@ from inference.protocol.events import (
     encode_event_batch,
 )
 from inference.wire.errors import ApiError
+from tests.inference.gateway.answers import any_answer
 
 GENEROUS_S = 60.0
 GATEWAY = "g1"
@@ -65,6 +66,7 @@ def open_stream(streams: RequestStreams, request_id: str, neuron: str) -> Reques
         first_token_timeout_s=GENEROUS_S,
         abort=lambda: None,
         tally=Tally(),
+        check=any_answer(),
     )
     streams.add(stream)
     return stream

@@ -16,6 +16,7 @@ from inference.gateway.streams import RequestStream, RequestStreams
 from inference.gateway.tally import Tally
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.wire.errors import ApiError
+from tests.inference.gateway.answers import any_answer
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 
 MAX_WAITING = 1000
@@ -67,6 +68,7 @@ async def test_a_burst_between_two_heartbeats_spreads() -> None:
                 first_token_timeout_s=60,
                 abort=lambda: None,
                 tally=Tally(),
+                check=any_answer(),
             )
         )
     assert chosen == {"ant": 5, "bee": 5}

@@ -1,0 +1,249 @@
+"""Whether what a neuron answers is an answer to what was asked. Pure.
+
+    generation   Accepted ─▶ events of open choices ─▶ ChoiceFinished for each ─▶ Finished
+    embedding    Accepted ─▶ EmbeddedPart … Embedded, one vector for each prompt
+    score        the same, one number for each pair
+    count        TokensCounted         tokenize   Tokenized
+                 at any time: Failed | Cancelled
+
+A neuron may be broken or hostile. What stands in its events becomes the client's answer, the
+ledger's numbers and the metrics', so each number has a bound and each kind its place, and they are
+checked once, here. A gap in a stream of events is not found here: batches are numbered.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from inference.gateway.token_bounds import num_prompts
+from inference.protocol.engine import SequenceTiming
+from inference.protocol.events import (
+    Accepted,
+    Cancelled,
+    ChoiceFinished,
+    Delta,
+    Embedded,
+    EmbeddedPart,
+    Event,
+    Failed,
+    Failure,
+    Finished,
+    OutputTokens,
+    PromptScored,
+    ReasoningDelta,
+    Tokenized,
+    TokensCounted,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+)
+from inference.protocol.generation import (
+    EmbeddingRequest,
+    GenerationRequest,
+    Request,
+    ScoreRequest,
+    TokenCountRequest,
+)
+
+CODE = re.compile(r"[a-z0-9_]{1,64}")
+MAX_MESSAGE_CHARACTERS = 16_384
+MAX_RETRY_AFTER_S = 86_400.0
+MAX_TOKEN_ID = 2**31 - 1
+MAX_DRAFTS = 2**31 - 1
+MAX_MS = 1e12
+FLOAT32_BYTES = 4
+
+OfChoice = Delta | ReasoningDelta | OutputTokens | ToolCallStarted | ToolCallDelta | ChoiceFinished
+
+
+class AnswerFaultError(Exception):
+    """What no honest neuron answers to this request, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageBounds:
+    """The most that a request may report, over all its prompts and choices."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+class AnswerCheck:
+    """Of one request. ``check`` sees each of its events once, in order."""
+
+    __slots__ = (
+        "_bounds",
+        "_is_accepted",
+        "_num_calls",
+        "_num_choices",
+        "_num_open",
+        "_num_prompts",
+        "_num_tokens",
+        "_num_vectors",
+        "_request",
+        "_vector_bytes",
+    )
+
+    def __init__(self, request: Request, bounds: UsageBounds) -> None:
+        self._request = request
+        self._bounds = bounds
+        self._num_prompts = num_prompts(request)
+        num_answers = request.n if isinstance(request, GenerationRequest) else 0
+        self._num_choices = self._num_prompts * num_answers
+        self._num_open = self._num_choices
+        self._num_calls: dict[int, int] = {}
+        """How many calls each choice has begun; -1 once the choice has finished."""
+        self._is_accepted = False
+        self._num_tokens = 0
+        self._num_vectors = 0
+        self._vector_bytes: int | None = None
+
+    def check(self, event: Event) -> None:
+        """Raises ``AnswerFaultError``."""
+        match event:
+            case Delta() | ReasoningDelta() | OutputTokens():
+                self._of_open_choice(event)
+            case ToolCallStarted() | ToolCallDelta():
+                self._call(event)
+            case ChoiceFinished():
+                self._of_open_choice(event)
+                self._num_calls[event.index] = -1
+                self._num_open -= 1
+            case Accepted():
+                self._accepted(event)
+            case PromptScored():
+                self._require(self._num_choices > 0, "scores that were not asked for")
+                self._require(0 <= event.prompt_index < self._num_prompts, "no such prompt")
+            case Finished():
+                self._finished(event)
+            case EmbeddedPart() | Embedded():
+                self._vectors(event)
+            case TokensCounted() | Tokenized():
+                self._counted(event)
+            case Failed():
+                self._failure(event.failure)
+                self._usage(event.usage)
+            case Cancelled():
+                self._usage(event.usage)
+            case _:
+                raise AnswerFaultError("an event out of place")
+
+    def _of_open_choice(self, event: OfChoice) -> None:
+        if not 0 <= event.index < self._num_choices:
+            raise AnswerFaultError(f"choice {event.index:.3e} of {self._num_choices}")
+        if self._num_calls.get(event.index, 0) < 0:
+            raise AnswerFaultError("an event of a choice that has finished")
+        if isinstance(event, OutputTokens):
+            self._token_ids(event.token_ids)
+            return
+        self._num_tokens += event.num_tokens
+        if event.num_tokens < 0 or self._num_tokens > self._bounds.output_tokens:
+            most = self._bounds.output_tokens
+            raise AnswerFaultError(f"{self._num_tokens:.3e} tokens told, {most} at most")
+
+    def _call(self, event: ToolCallStarted | ToolCallDelta) -> None:
+        self._of_open_choice(event)
+        begun = self._num_calls.get(event.index, 0)
+        if isinstance(event, ToolCallStarted):
+            self._require(event.call_index == begun, "a tool call out of order")
+            self._num_calls[event.index] = begun + 1
+        else:
+            self._require(event.call_index == begun - 1, "arguments of another tool call")
+
+    def _accepted(self, event: Accepted) -> None:
+        self._require(not self._is_accepted, "accepted twice")
+        self._is_accepted = True
+        self._prompt_tokens(event.prompt_tokens)
+        self._require(event.num_lost_turns >= 0, "fewer than no turns left out")
+        self._require(len(event.fingerprint) <= MAX_MESSAGE_CHARACTERS, "a long fingerprint")
+        if (sampling := event.sampling) is not None:
+            for value in (
+                *(sampling.temperature, sampling.top_p),
+                *(sampling.presence_penalty, sampling.frequency_penalty),
+            ):
+                self._require(math.isfinite(value), "a sampling option that is no number")
+        for token_ids in event.prompt_token_ids or ():
+            self._token_ids(token_ids)
+
+    def _finished(self, event: Finished) -> None:
+        self._require(self._num_choices > 0, "the end of an answer that was not asked for")
+        self._require(self._num_open == 0, f"finished with {self._num_open} open choices")
+        self._usage(event.usage)
+        if event.timing is not None:
+            self._timing(event.timing)
+
+    def _vectors(self, event: EmbeddedPart | Embedded) -> None:
+        request = self._request
+        if not isinstance(request, EmbeddingRequest | ScoreRequest):
+            raise AnswerFaultError("vectors that were not asked for")
+        for vector in event.vectors:
+            expected = len(vector) if self._vector_bytes is None else self._vector_bytes
+            self._vector_bytes = expected
+            is_whole = 0 < len(vector) == expected and len(vector) % FLOAT32_BYTES == 0
+            self._require(is_whole, "a vector of another length")
+            self._require(
+                bool(np.isfinite(np.frombuffer(vector, dtype="<f4")).all()),
+                "a vector with what is no number",
+            )
+        self._num_vectors += len(event.vectors)
+        self._require(self._num_vectors <= self._num_prompts, "more vectors than prompts")
+        if isinstance(event, Embedded):
+            self._require(self._num_vectors == self._num_prompts, "fewer vectors than prompts")
+            self._usage(event.usage)
+
+    def _counted(self, event: TokensCounted | Tokenized) -> None:
+        wants_count = isinstance(self._request, TokenCountRequest)
+        is_wanted = isinstance(event, TokensCounted) is wants_count and not isinstance(
+            self._request, GenerationRequest | EmbeddingRequest | ScoreRequest
+        )
+        self._require(is_wanted, "an answer of another kind")
+        if isinstance(event, TokensCounted):
+            self._require(0 <= event.prompt_tokens <= MAX_TOKEN_ID, "an impossible count")
+        else:
+            self._token_ids(event.token_ids)
+            self._require(0 <= event.context_tokens <= MAX_TOKEN_ID, "an impossible context")
+
+    def _failure(self, failure: Failure) -> None:
+        self._require(CODE.fullmatch(failure.code) is not None, "a failure without a code")
+        self._require(
+            len(failure.message) <= MAX_MESSAGE_CHARACTERS
+            and len(failure.param or "") <= MAX_MESSAGE_CHARACTERS,
+            "a failure with a long message",
+        )
+        if (after_s := failure.retry_after_s) is not None:
+            self._require(0 <= after_s <= MAX_RETRY_AFTER_S, "an impossible time of a retry")
+
+    def _usage(self, usage: Usage | None) -> None:
+        if usage is None:
+            return
+        self._prompt_tokens(usage.prompt_tokens)
+        for noun, number, most in (
+            ("cached tokens", usage.cached_tokens, usage.prompt_tokens),
+            ("completion tokens", usage.completion_tokens, self._bounds.output_tokens),
+            ("reasoning tokens", usage.reasoning_tokens, usage.completion_tokens),
+            ("accepted drafts", usage.accepted_drafts, MAX_DRAFTS),
+            ("rejected drafts", usage.rejected_drafts, MAX_DRAFTS),
+        ):
+            if not 0 <= number <= most:
+                raise AnswerFaultError(f"{number:.3e} {noun}, {most} at most")
+
+    def _prompt_tokens(self, number: int) -> None:
+        most = self._bounds.prompt_tokens
+        if not 0 <= number <= most:
+            raise AnswerFaultError(f"{number:.3e} prompt tokens, {most} at most")
+
+    def _timing(self, timing: SequenceTiming) -> None:
+        for value in (timing.prefill_ms, timing.decode_ms, timing.prefill_tokens):
+            self._require(0 <= value <= MAX_MS, "an impossible duration")
+
+    def _token_ids(self, token_ids: list[int]) -> None:
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) <= MAX_TOKEN_ID):
+            raise AnswerFaultError("an impossible token id")
+
+    def _require(self, is_so: bool, otherwise: str) -> None:
+        if not is_so:
+            raise AnswerFaultError(otherwise)

@@ -1,0 +1,205 @@
+"""Every message of a neuron with every field wrong: its request ends, once, and nothing else does.
+
+Each case is one event, with one field set to one value, in each place of an answer to each kind of
+request. A case that is no fault ends like any answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from inference.gateway.gateway import Gateway
+from inference.protocol import events
+from inference.protocol.engine import SequenceTiming
+from inference.protocol.events import (
+    Accepted,
+    Cancelled,
+    ChoiceFinished,
+    Delta,
+    Embedded,
+    EmbeddedPart,
+    Event,
+    Failed,
+    Failure,
+    Finished,
+    Fragment,
+    OutputTokens,
+    PromptScored,
+    RankedToken,
+    ReasoningDelta,
+    TextLogprob,
+    Tokenized,
+    TokensCounted,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+    UsedSampling,
+    encode_event,
+)
+from inference.protocol.generation import Submit
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.fake_metering import FakeLedger
+from tests.inference.gateway.fake_neuron import FakeNeuron, Script, paris
+
+GENEROUS_S = 60.0
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, "n": 2},
+    ),
+    "stream": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, "stream": True},
+    ),
+    "completion": ("/v1/completions", {"prompt": "Hi", "max_tokens": 50, "logprobs": 1}),
+    "message": (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50},
+    ),
+    "response": ("/v1/responses", {"input": "Hi", "max_output_tokens": 50, "store": False}),
+    "embedding": ("/v1/embeddings", {"input": ["a", "b"]}),
+    "tokenize": ("/tokenize", {"prompt": "Hi"}),
+    "count": ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Hi"}]}),
+}
+MAX_TOKENS = 200
+"""More than any of them may use, in all its choices."""
+
+NUMBERS = (-1, -(10**9), 10**6, 2**31, 2**62, 2**63 - 1, 2**64 - 1)
+FLOATS = (math.nan, math.inf, -math.inf, -1.0, 1e300)
+USAGE = Usage(prompt_tokens=7, completion_tokens=3)
+LOGPROB = TextLogprob(token="a", token_bytes=b"a", logprob=-0.5)
+SAMPLING = UsedSampling(temperature=1.0, top_p=1.0, presence_penalty=0.0, frequency_penalty=0.0)
+TIMING = SequenceTiming(prefill_ms=1.0, decode_ms=1.0, prefill_tokens=1)
+VECTOR = np.ones(4, dtype="<f4").tobytes()
+SOUND: tuple[Any, ...] = (
+    Accepted(request_id="", prompt_tokens=7, sampling=SAMPLING, prompt_token_ids=[[1]]),
+    PromptScored(request_id="", tokens=[[RankedToken(token_id=1, text="a", logprob=-0.5, rank=1)]]),
+    Delta(request_id="", text="a", logprobs=[LOGPROB]),
+    OutputTokens(request_id="", token_ids=[1]),
+    ReasoningDelta(request_id="", text="a", opens="<think>"),
+    ToolCallStarted(request_id="", call_id="c", name="f"),
+    ToolCallDelta(request_id="", arguments="{}"),
+    ChoiceFinished(request_id="", reason="stop"),
+    Finished(request_id="", usage=USAGE, timing=TIMING),
+    EmbeddedPart(request_id="", vectors=[VECTOR]),
+    Embedded(request_id="", vectors=[VECTOR, VECTOR], usage=USAGE),
+    TokensCounted(request_id="", prompt_tokens=7),
+    Tokenized(request_id="", token_ids=[1], context_tokens=8),
+    Failed(request_id="", failure=Failure(code="engine_error", message="m", retry_after_s=1.0)),
+    Cancelled(request_id="", usage=USAGE),
+    Fragment(request_id="", data=b"\xc1", is_last=True),
+)
+
+
+def wrong(value: Any) -> Iterator[Any]:
+    """The value with one thing in it wrong."""
+    if isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            if name == "request_id":
+                continue
+            for other in wrong(getattr(value, name)):
+                yield msgspec.structs.replace(value, **{name: other})
+    elif isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from NUMBERS
+    elif isinstance(value, float):
+        yield from FLOATS
+    elif isinstance(value, str):
+        yield from ("", "\x1b[2J\n", "x" * 200_000)
+    elif isinstance(value, bytes):
+        yield from (b"", b"\x00", np.full(4, math.nan, dtype="<f4").tobytes(), b"x" * 200_000)
+    elif isinstance(value, list):
+        yield from ([], [*value, *value, *value])
+        for other in wrong(value[0]) if value else ():
+            yield [other, *value[1:]]
+
+
+def cases() -> dict[str, Event]:
+    """Every event as it should be, for it may be out of place, and with each thing wrong."""
+    found: dict[str, Event] = {}
+    for event in SOUND:
+        name = type(event).__name__
+        found[f"{name} as it should be"] = event
+        for number, other in enumerate(wrong(event)):
+            found[f"{name} {number}"] = other
+    return found
+
+
+CASES = cases()
+BEFORE: tuple[list[Event], ...] = (
+    [],
+    [Accepted(request_id="", prompt_tokens=7)],
+    [Accepted(request_id="", prompt_tokens=7), Delta(request_id="", text="a")],
+)
+"""What comes before it."""
+
+
+def test_every_kind_of_event_is_tried() -> None:
+    kinds = {type(event) for event in CASES.values()}
+    assert kinds == set(events.Event.__args__)
+
+
+def decodes(event: Event) -> bool:
+    """What cannot be written as a message, or is refused where it is read, is tried elsewhere."""
+    try:
+        events.decode_event(encode_event(event))
+    except (msgspec.MsgspecError, OverflowError):
+        return False
+    return True
+
+
+async def ask(client: AsgiClient, kind: str) -> tuple[int, bytes]:
+    path, body = REQUESTS[kind]
+    answer = await asyncio.wait_for(client.post(path, {"model": "tiny", **body}), GENEROUS_S)
+    return answer.status, answer.body
+
+
+def sending(sent: list[Event]) -> Script:
+    """Sends these for the request, and then says that it is cancelled."""
+
+    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
+        id = submit.request_id
+        yield [msgspec.structs.replace(each, request_id=id) for each in sent]
+        yield [Cancelled(request_id=id)]
+
+    return script
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+async def test_a_wrong_message_ends_its_request(
+    client: AsgiClient,
+    gateway: Gateway,
+    neuron: FakeNeuron,
+    ledger: FakeLedger,
+    kind: str,
+) -> None:
+    neuron.capabilities = ["chat", "completions", "logprobs", "embeddings"]
+    await neuron.beat()
+    for name, event in CASES.items():
+        if not decodes(event):
+            continue
+        for before in BEFORE if kind == "chat" else BEFORE[1:2]:
+            neuron.script = sending([*before, event])
+            status, body = await ask(client, kind)
+            assert status in (200, 400, 422, 429, 500, 502, 503), (name, body[:300])
+    neuron.script = paris
+    status, body = await ask(client, "stream")
+    assert status == 200 and b"Pari" in body
+    await asyncio.sleep(0)
+    for settle in ledger.settled:
+        assert 0 <= settle.cached_tokens <= settle.prompt_tokens <= 10**7
+        assert 0 <= settle.reasoning_tokens <= settle.completion_tokens <= MAX_TOKENS
+
+
+def test_the_number_of_cases() -> None:
+    assert len(CASES) > 250
+    assert sum(1 for _ in itertools.filterfalse(decodes, CASES.values())) < len(CASES) / 4
