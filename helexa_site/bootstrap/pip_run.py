@@ -9,17 +9,19 @@ only: this runs before anything is installed.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from helexa_site.bootstrap.console import overwrite_line, say, say_line
+from inference.supervised_threads import SupervisedThread
 
 PROGRESS_EVERY_S = 30.0
 """Where lines cannot be written over."""
@@ -57,7 +59,7 @@ def run_pip(arguments: Sequence[str], log_path: Path) -> PipOutcome:
         ) as process,
     ):
         assert process.stdout is not None
-        reader = threading.Thread(target=_read, args=(process.stdout, log, progress), daemon=True)
+        reader = SupervisedThread(partial(_read, process.stdout, log, progress), name="pip")
         reader.start()
         _show(process, progress)
         reader.join()
@@ -108,9 +110,10 @@ def _packages(count: int) -> str:
 
 def _read(output: IO[str], log: IO[str], progress: PipProgress) -> None:
     for line in output:
-        log.write(line)
-        log.flush()
         progress.feed(line.rstrip("\n"))
+        with contextlib.suppress(OSError):  # a full disk: pip says so itself, if it is read on
+            log.write(line)
+            log.flush()
 
 
 def _show(process: subprocess.Popen[str], progress: PipProgress) -> None:

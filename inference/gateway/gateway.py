@@ -52,6 +52,7 @@ from inference.gateway.waiting_teller import WaitingTeller
 from inference.protocol.generation import Submit
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.keys import WAITING_INTERVAL_S
+from inference.supervised_threads import SupervisedPool
 from inference.wire.errors import ApiError
 from inference.wire.images import ImageFile
 from metering.principal import Principal, Scope
@@ -127,6 +128,8 @@ class Gateway:
         """Call on the event loop that will serve."""
         if self._loops.are_running:
             return
+        # ``asyncio.to_thread``: what its jobs raise must not end the loop.
+        asyncio.get_running_loop().set_default_executor(SupervisedPool(thread_name_prefix="files"))
         keep_imports()
         make_full_collections_rare()
         self._redis = redis_client(self.config.redis_url, COMMAND_TIMEOUT_S)

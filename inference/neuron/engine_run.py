@@ -49,7 +49,7 @@ from inference.protocol.load import (
     LoadSpec,
     LoadStage,
 )
-from inference.protocol.preparing import broke_worker
+from inference.protocol.preparing import broke_worker, load_mark
 from inference.text.errors import TextError
 
 log = logging.getLogger(__name__)
@@ -251,11 +251,15 @@ class EngineRun:
                 self._take_while_running(message)
 
     def _become_ready(self, report: LoadReport) -> None:
+        mark = load_mark(self._spec.model)
+        self._context.marks.begin(mark)
         try:
             text = ModelText.load(self._spec, report, self._context.workers)
         except TextError as error:
             self._load_failure = LoadFailure(code="bad_file", message=str(error))
             return
+        finally:
+            self._context.marks.end(mark)
         keep_imports()  # the text layer's are among them from the first model on
         with self._lock:
             self._silence = Silence()

@@ -77,6 +77,11 @@ class Replica:
     def start(self) -> None:
         self._thread.start()
 
+    def refuse(self, failure: LoadFailure) -> None:
+        """Instead of ``start``: it is not loaded, for that reason."""
+        self._record.give_up(failure)
+        self._leave_loads()
+
     @property
     def status(self) -> ReplicaStatus:
         return self._record.status

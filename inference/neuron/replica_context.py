@@ -11,6 +11,7 @@ from inference.neuron.live_request import AddressedEvent
 from inference.neuron.load import Load
 from inference.neuron.load_admission import LoadAdmission
 from inference.neuron.load_queue import LoadQueue
+from inference.neuron.preparing_marks import PreparingMarks
 from inference.neuron.request_table import RequestTable
 from inference.neuron.restart_policy import RestartPolicy
 from inference.protocol.load import LoadSpec
@@ -24,6 +25,7 @@ class ReplicaContext:
     start_engine: Callable[[LoadSpec], EngineProcess]
     workers: WorkerPool
     """They compile grammars and render chat templates."""
+    marks: PreparingMarks
     loads: LoadQueue
     admission: LoadAdmission
     discard: Callable[[Load], None]

@@ -6,7 +6,7 @@ Any thread may call; nothing blocks, and nothing is started or ended here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -57,11 +57,14 @@ class Replicas:
             self._by_model[spec.model] = replica
             return replica, current
 
-    def restore(self, specs: Iterable[LoadSpec], context: ReplicaContext) -> list[Replica]:
-        """Replicas of an earlier life, but for models that were asked for since."""
+    def restore(
+        self, specs: Iterable[LoadSpec], context: ReplicaContext, lethal: Collection[str] = ()
+    ) -> list[Replica]:
+        """Replicas of an earlier life, but for models that were asked for since. Those of
+        ``lethal`` models, which ended that life, are not to be started."""
         with self._lock:
             restored = [
-                Replica(spec, context, recovering=True)
+                Replica(spec, context, recovering=spec.model not in lethal)
                 for spec in specs
                 if spec.model not in self._by_model
             ]

@@ -146,6 +146,7 @@ class NeuronService:
                 spec, engine_command, on_line=self.logs.writer(spec.model)
             ),
             workers=self._workers,
+            marks=self._marks,
             loads=self._loads,
             admission=LoadAdmission(
                 self._loads, fetch=self._fetcher.fetch, find=self._replicas.find
@@ -319,6 +320,7 @@ class NeuronService:
         """Raises ``NameLostError``, ``redis.RedisError``."""
         self.lease.renew()
         self._marks.keep(time.time() - self._started_unix_s)
+        self._marks.read_earlier()
         self._survivors.restore()
         # Before it is said which requests are held: one that was in the inbox is among them.
         self.drain_inbox()

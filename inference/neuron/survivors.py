@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 import redis
 
 from inference.neuron.replica_context import ReplicaContext
 from inference.neuron.replicas import Replicas
 from inference.neuron.specs import SpecStore
+from inference.protocol.load import LoadFailure, LoadSpec
+from inference.protocol.preparing import blame, load_mark
 
 log = logging.getLogger(__name__)
+
+LETHAL = "the neuron ended while it read this model's tokenizer, and does not load it again"
 
 
 class Survivors:
@@ -27,13 +32,27 @@ class Survivors:
             return
         specs = self._specs.read()
         ordered = [spec for spec in specs if spec.order]
-        restored = self._replicas.restore(ordered, self._context)
+        lethal = self._lethal(ordered)
+        restored = self._replicas.restore(ordered, self._context, lethal)
         self._is_restored = True
         for replica in restored:
+            if replica.spec.model in lethal:
+                log.error("%s is not loaded again: the last life ended of it", replica.spec.model)
+                replica.refuse(LoadFailure(code="bad_file", message=LETHAL))
+                continue
             log.info("loading %s again: the last life of this neuron had it", replica.spec.model)
             replica.start()
         if others := [spec.model for spec in specs if not spec.order]:
             log.warning("not loaded again, saved without an order: %s", ", ".join(others))
+
+    def _lethal(self, specs: Iterable[LoadSpec]) -> set[str]:
+        """The models that the last life was reading, and nothing else, when it died."""
+        marks = self._context.marks.earlier
+        return {
+            spec.model
+            for spec in specs
+            if not blame(marks, [load_mark(spec.model)], 0).may_deliver_again
+        }
 
     def write(self) -> None:
         """Raises ``redis.RedisError``."""

@@ -1,6 +1,7 @@
 """Which requests neurons are preparing, and which of them may be delivered again after one died.
 
     helexa:neuron:<name>:preparing    hash request id ─▶ epoch of the instance that prepares it
+                                      (or load:<model>, whose tokenizer it reads)
 
 A neuron marks a request before it renders, tokenizes or compiles anything of it and removes the
 mark once the engine has it, or it has ended. What a dead instance leaves there are the requests
@@ -42,6 +43,11 @@ def blame(marks: Mapping[str, str], request_ids: Collection[str], num_worker_dea
     was_alone = any(all_epochs.count(epoch) == 1 for epoch in epochs)
     num_deaths = num_worker_deaths + len(epochs)
     return Blame(num_deaths, may_deliver_again=num_deaths <= MAX_DEATHS and not was_alone)
+
+
+def load_mark(model: str) -> str:
+    """Stands among the marks while a neuron reads what it needs of a model itself."""
+    return f"load:{model}"
 
 
 def broke_worker(worker: str) -> Failure:

@@ -9,8 +9,10 @@ import pytest
 import redis
 
 from inference.neuron.service import NeuronService
+from inference.neuron.specs import SpecStore
 from inference.protocol.events import Event, Failed, Failure, Finished
 from inference.protocol.keys import inbox_key, preparing_key
+from inference.protocol.preparing import load_mark
 from tests.inference.neuron.fake_engine import POISON_SEED
 
 MakeService = Callable[..., NeuronService]
@@ -87,3 +89,26 @@ def test_prepared_requests_leave_no_mark(
     for request_id in request_ids:
         assert isinstance(gateway.wait_end(request_id)[-1], Finished)
     wait_until(lambda: not redis_db.exists(preparing_key("n1")))
+
+
+def test_a_model_that_ended_the_neuron_is_not_loaded_again(
+    make_service: MakeService, fake_spec: Any, gateway: Any, redis_db: redis.Redis
+) -> None:
+    """It used to end each instance after the other, and with it every other model."""
+    SpecStore(redis_db, neuron="n1").write([fake_spec("lethal"), fake_spec("good")])
+    redis_db.hset(preparing_key("n1"), load_mark("lethal"), "before")
+    make_service()
+    gateway.wait_status("ready", "good")
+    failure = gateway.wait_status("failed", "lethal").failure
+    assert (failure.code, failure.is_permanent) == ("bad_file", True)
+    specs = SpecStore(redis_db, neuron="n1").read()
+    assert [spec.model for spec in specs] == ["good"], "nor by the instance after this one"
+
+
+def test_a_model_that_was_read_beside_a_request_is_tried_once_more(
+    make_service: MakeService, fake_spec: Any, gateway: Any, redis_db: redis.Redis
+) -> None:
+    SpecStore(redis_db, neuron="n1").write([fake_spec()])
+    redis_db.hset(preparing_key("n1"), mapping={load_mark("m"): "before", "r": "before"})
+    make_service()
+    gateway.wait_status("ready")
