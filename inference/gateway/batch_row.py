@@ -52,7 +52,7 @@ class BatchRow:
         """The body of its answer, from its beginning. What may succeed later is tried again.
         Raises ``ApiError``, ``ExpiredError``."""
         parse = partial(PARSERS[self._endpoint], self._line.body, RequestContext())
-        parsed = await self._gateway.images.parsed(parse)
+        parsed = await self._gateway.images.parsed(parse, len(self._line.body))
         if getattr(parsed, "stream", False):
             raise InvalidRequestError("A request of a batch is not streamed.", param="stream")
         while True:

@@ -121,7 +121,7 @@ class BatchesConsumer(BatchApiConsumer):
 
     async def answer(self, body: bytes) -> None:
         if self.scope["method"] == "POST":
-            await self._create(self.parsed(_parse, body))
+            await self._create(await self.parsed(_parse, body))
             return
         page = openai_batches.parse_page(self.query)
         found = await self._store.database.query(

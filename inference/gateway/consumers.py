@@ -25,6 +25,7 @@ from inference.gateway.body_writer import send_file, send_in_pieces
 from inference.gateway.call import FINISHED, Call
 from inference.gateway.gateway import Gateway
 from inference.gateway.ignored_fields import ignored_headers
+from inference.gateway.large_bodies import parse_aside
 from inference.gateway.limiting import limit_headers
 from inference.gateway.paths import unknown_url
 from inference.wire import openai_errors
@@ -129,8 +130,11 @@ class ApiConsumer(AbortableConsumer):
     async def answer(self, body: bytes) -> None:
         raise NotImplementedError
 
-    def parsed(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
+    async def parsed(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
         """Parses the body, and treats unknown fields as the operator wants. Raises ``ApiError``."""
+        return await parse_aside(partial(self._parsed, parse, body), len(body))
+
+    def _parsed(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
         if not self.gateway.config.ignores_unknown_fields:
             return parse(body, self.context())
         with unknown_fields_ignored() as ignored:
@@ -140,7 +144,7 @@ class ApiConsumer(AbortableConsumer):
 
     async def read(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
         """``parsed``, with its images. Raises ``ApiError``."""
-        return await self.gateway.images.parsed(partial(self.parsed, parse, body))
+        return await self.gateway.images.parsed(partial(self._parsed, parse, body), len(body))
 
     def stop_working(self) -> None:
         if self._handler is not None and not self._handler.done():
@@ -152,6 +156,8 @@ class ApiConsumer(AbortableConsumer):
         self._handler = None  # breaks a cycle: a cancelled task's traceback refers to the consumer
 
     def abort(self) -> None:
+        if not self._response_started:
+            return  # nothing was sent that its client could read: it is answered with the error
         logger.warning("request %s: the client does not read its answer", self.request_id)
         self._client_left = True
         super().abort()

@@ -19,7 +19,7 @@ class EmbeddingsConsumer(ApiConsumer):
     endpoint = "/v1/embeddings"
 
     async def answer(self, body: bytes) -> None:
-        request = self.parsed(openai_embeddings.parse, body)
+        request = await self.parsed(openai_embeddings.parse, body)
         encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
         async with run_request(
             self.gateway, self.call, request.embedding, abort=self.abort

@@ -9,8 +9,9 @@ status and later ones become the stream's last event.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from inference.gateway.gateway import Gateway
 from inference.gateway.running import run_request
@@ -68,15 +69,23 @@ class GenerationConsumer(StreamingConsumer):
         """What a stream has of the events goes out as one send."""
         self._has_finished = isinstance(events[-1], Finished)
         if not request.stream:
-            if parts := [part for event in events for part in _parts(encoder, event) if part]:
+            if parts := await _encoded(encoder, events):
                 await self.respond_in_parts(200, parts)
         elif frames := b"".join([encoder.encode(event) for event in events]):
             await self._send_frames(frames, last=self._has_finished)
             self._has_begun = True
 
 
-def _parts(encoder: Encoder, event: Event) -> Iterable[bytes]:
-    return encoder.parts(event) if isinstance(encoder, PartsEncoder) else [encoder.encode(event)]
+async def _encoded(encoder: Encoder, events: Sequence[Event]) -> list[bytes]:
+    """Other tasks run after each part."""
+    if not isinstance(encoder, PartsEncoder):
+        return [body for event in events if (body := encoder.encode(event))]
+    parts: list[bytes] = []
+    for event in events:
+        for part in encoder.parts(event):
+            parts.append(part)
+            await asyncio.sleep(0)
+    return parts
 
 
 def unix_time_s() -> int:

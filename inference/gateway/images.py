@@ -23,6 +23,7 @@ import redis.asyncio
 from helexa_site.config import Config
 from inference.gateway.dispatch import redis_unavailable
 from inference.gateway.image_fetch import ImageFetchError, fetch_image
+from inference.gateway.large_bodies import parse_aside
 from inference.protocol.generation import ChatInput, ChatMessage, Request
 from inference.protocol.images import ImageRef
 from inference.protocol.keys import images_key
@@ -57,18 +58,17 @@ class ImageReader:
         self._hosts = hosts
         self._threads = SupervisedPool(FETCHING_AT_ONCE, thread_name_prefix="images")
 
-    async def parsed(self, parse: Callable[[], T]) -> T:
-        """Raises ``ApiError``."""
+    async def parsed(self, parse: Callable[[], T], num_bytes: int) -> T:
+        """``num_bytes`` are to be parsed. Raises ``ApiError``."""
         reading = ImageReading(rules=self.rules)
-        with images_read(reading):
-            parsed = parse()
+        parsed = await parse_aside(partial(_parse_with, reading, parse), num_bytes)
         if not reading.wanted:
             return parsed
         if len(reading.wanted) > self.rules.max_images:
             raise too_many(len(reading.wanted), self.rules, None)
         fetched = await self._fetched(reading.wanted)
-        with images_read(ImageReading(rules=self.rules, fetched=fetched)):
-            return parse()
+        reading = ImageReading(rules=self.rules, fetched=fetched)
+        return await parse_aside(partial(_parse_with, reading, parse), num_bytes)
 
     async def _fetched(self, wanted: Mapping[str, str]) -> dict[str, bytes]:
         """All together bounded, as they are one after another."""
@@ -84,6 +84,11 @@ class ImageReader:
                 raise InvalidImageError(str(error), path) from None
             left_bytes -= len(fetched[url])
         return fetched
+
+
+def _parse_with(reading: ImageReading, parse: Callable[[], T]) -> T:
+    with images_read(reading):
+        return parse()
 
 
 def without_files(request: Request, rules: ImageRules) -> tuple[Request, list[ImageFile]]:

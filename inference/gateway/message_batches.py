@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import IO, Any, ClassVar
 
@@ -57,7 +56,7 @@ class MessageBatchesConsumer(MessageBatchApiConsumer):
 
     async def _create(self, body: bytes) -> None:
         lines = spooled_file()
-        num_total = await asyncio.to_thread(self.parsed, partial(_write_lines, lines), body)
+        num_total = await self.parsed(partial(_write_lines, lines), body)
         file = await self._store.add_file(self.account, "requests.jsonl", INPUT_PURPOSE, lines)
         try:
             created = await self._store.add_batch(

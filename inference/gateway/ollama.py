@@ -83,7 +83,7 @@ class OllamaEmbedConsumer(ApiConsumer):
 
     async def answer(self, body: bytes) -> None:
         parse = ollama_embed.parse_old if self._is_old else ollama_embed.parse
-        request = self.parsed(parse, body)
+        request = await self.parsed(parse, body)
         encoder = request.body_encoder(request_id=self.request_id, clock=time.time)
         encoder.asked_at(self._asked_unix_s)
         async with run_request(
@@ -122,7 +122,7 @@ class OllamaShowConsumer(ApiConsumer):
         super().__init__(gateway=gateway, errors=ollama_errors)
 
     async def answer(self, body: bytes) -> None:
-        entry = await self.gateway.catalogue.find(self.parsed(ollama_models.parse_show, body))
+        entry = await self.gateway.catalogue.find(await self.parsed(ollama_models.parse_show, body))
         if not self.call.who.may_use(entry.name):
             raise ModelNotAllowedError(entry.name)
         bases = await self.gateway.catalogue.by_name()

@@ -38,7 +38,7 @@ class OllamaPullConsumer(ApiConsumer):
         self._told = b""
 
     async def answer(self, body: bytes) -> None:
-        request = self.parsed(ollama_pull.parse, body)
+        request = await self.parsed(ollama_pull.parse, body)
         who = self.call.who
         actor = key_actor(who.key or who.account)
         while True:

@@ -20,6 +20,7 @@ from inference.wire.openai_responses import ResponsesRequest
 from inference.wire.openai_responses_events import ResponseStreamEncoder
 from inference.wire.openai_responses_input import InputItem
 from inference.wire.openai_responses_object import response_id
+from inference.wire.openai_responses_output import without_logprobs
 from inference.wire.openai_responses_socket import parse_message
 
 
@@ -57,7 +58,7 @@ class ResponseTurn:
 
     async def run(self, message: bytes, kept: KeptTurn | None) -> KeptTurn:
         """``kept``: the turn before. Raises ``ApiError``."""
-        asked = await self._gateway.images.parsed(partial(parse_message, message))
+        asked = await self._gateway.images.parsed(partial(parse_message, message), len(message))
         if asked.response.store:
             await self._store.ensure_room(self.call.who)
         history = await self._history(asked.response, kept)
@@ -65,7 +66,7 @@ class ResponseTurn:
         await self._answer(self._request, generates=asked.generates)
         self.call.outcome = FINISHED
         assert self._encoder is not None and self._encoder.response is not None
-        said = read_back(self._encoder.response["output"])
+        said = read_back(without_logprobs(self._encoder.response["output"]))
         return KeptTurn(response_id(self.request_id), [*history, *self._request.items, *said])
 
     @property

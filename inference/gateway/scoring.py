@@ -18,7 +18,7 @@ class ScoreConsumer(ApiConsumer):
     endpoint = "/v1/score"
 
     async def answer(self, body: bytes) -> None:
-        await self.answer_with_scores(self.parsed(vllm_score.parse, body))
+        await self.answer_with_scores(await self.parsed(vllm_score.parse, body))
 
     async def answer_with_scores(
         self, request: vllm_score.ScoringRequest | rerank.RerankRequest
@@ -37,4 +37,4 @@ class RerankConsumer(ScoreConsumer):
 
     async def answer(self, body: bytes) -> None:
         parse = partial(rerank.parse, version=self._version)
-        await self.answer_with_scores(self.parsed(parse, body))
+        await self.answer_with_scores(await self.parsed(parse, body))

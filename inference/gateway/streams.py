@@ -31,15 +31,16 @@ from inference.protocol.events import (
 )
 from inference.wire.errors import ApiError, RequestFailedError, ServiceUnavailableError
 
-MAX_QUEUED_EVENTS = 4096
+MAX_QUEUED_EVENTS = 16_384
 """Events that a client may be behind before its request is failed."""
 MAX_QUEUED_BYTES = 128 * 1024 * 1024
 """The same in bytes of their entries: more than the largest answer that an honest neuron gives."""
 MAX_FRAGMENTED_BYTES = 64 * 1024 * 1024
 """Of one event that comes in fragments."""
-EVENTS_A_TAKE = 256
+EVENTS_A_TAKE = 1024
 BYTES_A_TAKE = 256 * 1024
-"""What a consumer is given at once; then other tasks get to run."""
+"""What a consumer is given at once; then other tasks get to run. As much as the reader delivers in
+a turn of the loop, so that a consumer whose client reads keeps up with it."""
 
 
 class RequestStream:

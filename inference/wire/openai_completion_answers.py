@@ -45,7 +45,8 @@ class Logprobs:
     num_chars: int = 0
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[float | None] = field(default_factory=list)
-    top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
+    top_logprobs: list[orjson.Fragment | None] = field(default_factory=list)
+    """As JSON already: there are many of them."""
     text_offset: list[int] = field(default_factory=list)
 
     def extend(self, tokens: list[TextLogprob]) -> None:
@@ -56,7 +57,8 @@ class Logprobs:
                 self.top_logprobs.append(None)
             else:
                 self.token_logprobs.append(max(token.logprob, LEAST_LOGPROB))
-                self.top_logprobs.append(most_likely(token, token.logprob))
+                likely = orjson.dumps(most_likely(token, token.logprob))
+                self.top_logprobs.append(orjson.Fragment(likely))
             self.text_offset.append(self.num_chars)
             self.num_chars += len(token.token)
 

@@ -56,8 +56,10 @@ class MessageItem:
         self._place = {"item_id": item_id, "output_index": output_index, "content_index": 0}
         self._output_index = output_index
         self._texts: list[str] = []
-        self._logprobs: list[orjson.Fragment] = []
-        """As JSON already: there are many of them, and four events tell them all."""
+        self._logprobs: list[bytes] = []
+        """As JSON already: there are many of them."""
+        self._all_logprobs = orjson.Fragment(b"[]")
+        """Of the whole answer, once it has ended: four events have them."""
         self._deltas = _Deltas("response.output_text.delta", {**self._place, "logprobs": []})
 
     def opening(self) -> list[NamedEvent]:
@@ -71,17 +73,18 @@ class MessageItem:
         return self._deltas.frame(text, sequence_number)
 
     def delta_with_logprobs(self, text: str, tokens: list[TextLogprob]) -> NamedEvent:
-        logprobs = [orjson.Fragment(orjson.dumps(_token_object(token))) for token in tokens]
+        logprobs = [orjson.dumps(_token_object(token)) for token in tokens]
         self._texts.append(text)
         self._logprobs += logprobs
         return (
             "response.output_text.delta",
-            {**self._place, "delta": text, "logprobs": logprobs},
+            {**self._place, "delta": text, "logprobs": _json_array(logprobs)},
         )
 
     def closing(self, status: Status) -> list[NamedEvent]:
+        self._all_logprobs = _json_array(self._logprobs)
         part = self._part()
-        done = {**self._place, "text": part["text"], "logprobs": self._logprobs}
+        done = {**self._place, "text": part["text"], "logprobs": self._all_logprobs}
         return [
             ("response.output_text.done", done),
             ("response.content_part.done", {**self._place, "part": part}),
@@ -102,7 +105,7 @@ class MessageItem:
             "type": "output_text",
             "text": "".join(self._texts),
             "annotations": [],
-            "logprobs": self._logprobs,
+            "logprobs": self._all_logprobs,
         }
 
 
@@ -210,6 +213,10 @@ def _item_done(output_index: int, item: dict[str, Any]) -> NamedEvent:
     return "response.output_item.done", {"output_index": output_index, "item": item}
 
 
+def _json_array(items: list[bytes]) -> orjson.Fragment:
+    return orjson.Fragment(b"[" + b",".join(items) + b"]")
+
+
 def _token_object(token: TextLogprob) -> dict[str, Any]:
     assert token.logprob is not None, "every output token has one"
     return {
@@ -220,3 +227,15 @@ def _token_object(token: TextLogprob) -> dict[str, Any]:
 
 def _candidate(token: str, token_bytes: bytes, logprob: float) -> dict[str, Any]:
     return {"token": token, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(token_bytes)}
+
+
+def without_logprobs(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items as a client may send them back: log probabilities, which say nothing to the model,
+    are JSON already in an answer's own."""
+    return [_item_without_logprobs(item) for item in output]
+
+
+def _item_without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
+    if item["type"] != "message":
+        return item
+    return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from inference.gateway import streams
+from inference.gateway import large_bodies, streams
 from inference.gateway.body_writer import PIECE_BYTES
 from inference.gateway.gateway import Gateway
 from inference.neuron.event_parts import batches_within
@@ -27,6 +28,8 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.protocol.generation import Submit
+from inference.wire import openai_chat
+from inference.wire.fields import read_json_object
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
 
@@ -177,3 +180,57 @@ async def test_many_choices_with_logprobs_come_in_bounded_pieces(
         assert choice["message"]["content"] == "é" * num_tokens
         assert len(choice["logprobs"]["content"]) == num_tokens
         assert len(choice["logprobs"]["content"][-1]["top_logprobs"]) == 20
+
+
+async def bursts(submit: Submit) -> AsyncIterator[list[Event]]:
+    """As many events as a stall of seconds leaves of 128 choices, as fast as they can be read."""
+    request_id = submit.request_id
+    yield [Accepted(request_id=request_id, prompt_tokens=1)]
+    for _ in range(20):
+        deltas = [Delta(request_id=request_id, index=i % 128, text="x") for i in range(1024)]
+        yield [*deltas]
+    yield [
+        *(ChoiceFinished(request_id=request_id, index=i, reason="length") for i in range(128)),
+        Finished(request_id=request_id, usage=USAGE),
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_many_choices_in_bursts(client: AsgiClient, neuron: FakeNeuron, stream: bool) -> None:
+    neuron.script = bursts
+    ask = {"model": "tiny", "prompt": "x", "n": 128, "stream": stream}
+    answer = await client.post("/v1/completions", ask)
+    assert answer.status == 200
+    choices = (
+        [choice for chunk in answer.chunks[:-1] for choice in chunk["choices"]]
+        if stream
+        else answer.json["choices"]
+    )
+    assert sum(len(choice["text"]) for choice in choices) == 20 * 1024
+
+
+async def test_a_body_that_falls_behind_is_answered_with_the_error(
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_QUEUED_EVENTS", 100)
+    neuron.script = bursts
+    answer = await client.post("/v1/completions", {"model": "tiny", "prompt": "x", "n": 128})
+    assert (answer.status, answer.error["code"]) == (503, "client_too_slow")
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_large_bodies_are_parsed_beside_the_loop(
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def read(body: bytes) -> Any:
+        threads.append(threading.current_thread())
+        return read_json_object(body)
+
+    monkeypatch.setattr(openai_chat, "read_json_object", read)
+    monkeypatch.setattr(large_bodies, "LARGE_BODY_BYTES", 1000)
+    text = "x" * (2000 if is_large else 20)
+    ask = CHAT | {"messages": [{"role": "user", "content": text}]}
+    assert (await client.post("/v1/chat/completions", ask)).status == 200
+    assert [thread is threading.main_thread() for thread in threads] == [not is_large]

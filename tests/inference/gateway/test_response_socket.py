@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 from openai.types.responses import ResponsesServerEvent
 from pydantic import TypeAdapter
 
 from inference.gateway.gateway import Gateway
 from inference.gateway.response_socket import MAX_WAITING
-from inference.protocol.generation import GenerationRequest
+from inference.protocol.events import Delta, Event, TextLogprob
+from inference.protocol.generation import GenerationRequest, Submit
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.asgi_socket import AsgiSocket
 from tests.inference.gateway.conftest import MakeClient
@@ -82,6 +85,30 @@ async def test_a_chain_needs_nothing_stored(client: AsgiClient, neuron: FakeNeur
     ]
     assert messages[1].tool_calls[0].name == "get_weather"
     assert (messages[2].content, messages[3].content) == ("Sunny.", "The capital is Paris.")
+
+
+async def test_a_turn_with_log_probabilities_is_continued(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    async def with_logprobs(submit: Submit) -> AsyncIterator[list[Event]]:
+        entry = TextLogprob(token="Paris", token_bytes=b"Paris", logprob=-0.5)
+        async for events in paris(submit):
+            yield [
+                msgspec.structs.replace(event, logprobs=[entry])
+                if isinstance(event, Delta)
+                else event
+                for event in events
+            ]
+
+    neuron.script = with_logprobs
+    shown = {"include": ["message.output_text.logprobs"], "top_logprobs": 0}
+    async with connect(client) as socket:
+        first = (await socket.turn(create(**shown)))[-1]["response"]
+        (part,) = first["output"][0]["content"]
+        assert [one["token"] for one in part["logprobs"]] == 4 * ["Paris"]
+        await socket.turn(create(previous_response_id=first["id"], input="And now?"))
+    said = [message.content for message in chat(neuron.frames[-1]).messages]
+    assert said == [QUESTION, "The capital is Paris.", "And now?"]
 
 
 async def test_another_socket_knows_only_what_is_stored(
