@@ -19,7 +19,7 @@ POLICY: dict[str, tuple[str, ...]] = {
     # Widths of bars, what charts measure by, and the style sheet that htmx adds for its indicator.
     "style-src": (SELF, "'unsafe-inline'"),
     # Pictures of the playground's requests, and icons inside style sheets.
-    "img-src": (SELF, "data:", "blob:"),
+    "img-src": (SELF, "data:"),
     "object-src": ("'none'",),
     "base-uri": ("'none'",),
     "form-action": (SELF,),
