@@ -46,12 +46,11 @@ def run(name: str) -> int:
         return EXIT_MISCONFIGURED
     # Celery leaves its own way of logging where somebody answers this.
     setup_logging.connect(lambda **_: None, weak=False)
-    data_dir = (DATA_DIR.read(os.environ) or Path("var")).resolve()
-    os.environ[DATA_DIR.name] = str(data_dir)  # engines inherit it
     # One prompt at a time is tokenized: a pool of threads for batches would only take cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
+        data_dir = _made_data_dir()
         simulated = SimulatedDevices.from_environment(os.environ)
     except SettingError as error:
         log.critical("%s", error)
@@ -90,3 +89,17 @@ def run(name: str) -> int:
     exit_code = 0 if ending.is_asked_for else int(worker.exitcode or 0)
     ending.finish()
     return EXIT_NAME_LOST if ending.is_name_lost else exit_code
+
+
+def _made_data_dir() -> Path:
+    """Engines inherit where it is. Raises ``SettingError``."""
+    data_dir = (DATA_DIR.read(os.environ) or Path("var")).resolve()
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(
+            f"the data directory {data_dir} cannot be made: {error.strerror}; "
+            f"set {DATA_DIR.name} to another one"
+        ) from None
+    os.environ[DATA_DIR.name] = str(data_dir)
+    return data_dir

@@ -22,7 +22,7 @@ from inference.settings.setting import EXIT_MISCONFIGURED, Setting, SettingError
 from inference.settings.table import SETTINGS
 from tests.inference.settings.samples import accepted, refused
 
-LEAST_TIMEOUT_S = 300
+TIMEOUT_S = 300
 EACH = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 DOCTOR = DoctorOptions(host="127.0.0.1", port=1, as_json=False)
 NAMED = {
@@ -66,6 +66,17 @@ def the_line(text: str, name: str) -> str:
     return line
 
 
+def started(arguments: tuple[str, ...], **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=REPOSITORY_DIR,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
 @EACH
 def test_all_of_them_refuse_what_is_outside(
     setting: Setting[Any],
@@ -98,23 +109,21 @@ def test_a_program_ends_with_one_line(program: str, tmp_path: Path) -> None:
     """With bad settings of the log, of a gateway and of an engine."""
     arguments, exit_code = PROGRAMS[program]
     for name in ("HELEXA_LOG_FORMAT", "HELEXA_ALLOWED_HOSTS", "HELEXA_ENGINE_THREADS"):
-        environment = os.environ | {
-            "HELEXA_DATA_DIR": str(tmp_path),
-            "REDIS_URL": f"unix://{tmp_path}/none.sock",
-            name: NAMED[name],
-        }
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=REPOSITORY_DIR,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=LEAST_TIMEOUT_S,
-        )
+        done = started(arguments, HELEXA_DATA_DIR=str(tmp_path), **{name: NAMED[name]})
         assert done.returncode == exit_code, done
         line, *rest = (done.stdout + done.stderr).splitlines()
         assert f"{name}={NAMED[name]!r} is not" in line
         assert len(rest) == (1 if program == "doctor" else 0), "the doctor says how to mend it"
+
+
+@pytest.mark.parametrize("place", ["/proc/helexa/var", "file/var"])
+def test_a_neuron_refuses_a_data_directory_that_cannot_be_made(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    data_dir = tmp_path / place
+    done = started(("-m", "inference.neuron", "--name", "box"), HELEXA_DATA_DIR=str(data_dir))
+    assert done.returncode == EXIT_MISCONFIGURED
+    (line,) = done.stderr.splitlines()
+    assert f"the data directory {data_dir} cannot be made: " in line and "HELEXA_DATA_DIR" in line
 
 
 @pytest.mark.parametrize("name", NAMED)
