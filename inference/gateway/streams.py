@@ -172,12 +172,12 @@ class RequestStream:
 
     async def next_events(self) -> list[Event]:
         """At least one of the events that are there, and as many as may be encoded in one turn of
-        the loop. Raises the ``ApiError`` it failed with."""
+        the loop. Raises the ``ApiError`` it failed with, once."""
         if self._events:  # more than the last call could return
             await asyncio.sleep(0)
         while not self._events:
             if self._error is not None:
-                raise self._error
+                raise self._take_error()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         events: list[Event] = []
@@ -188,6 +188,12 @@ class RequestStream:
             taken_bytes += num_bytes
         self._num_queued_bytes -= taken_bytes
         return events
+
+    def _take_error(self) -> ApiError:
+        """The stream keeps it no longer: the frames of its traceback refer to the stream."""
+        error, self._error = self._error, None
+        assert error is not None
+        return error
 
     def _is_full(self, num_bytes: int) -> bool:
         return (

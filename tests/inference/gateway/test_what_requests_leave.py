@@ -1,11 +1,10 @@
-"""A request that has ended is freed without the garbage collector: its full collections stop every
-stream. Requests that failed at their neuron are not tested: an error and the frames of its
-traceback refer to each other."""
+"""A request that has ended is freed without the garbage collector, whose full collections stop
+every stream. So is one that failed, though the frames of its traceback refer to its error."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,8 +13,10 @@ from inference.gateway.call import Call
 from inference.gateway.consumers import ApiConsumer
 from inference.gateway.placed_request import PlacedRequest
 from inference.gateway.streams import RequestStream
+from inference.protocol.events import Accepted, Delta, Event
+from inference.protocol.generation import Submit
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless
+from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, failing
 from tests.inference.gateway.waiting import until
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -65,6 +66,41 @@ async def test_an_answer(
     status: int,
 ) -> None:
     assert (await client.post(path, body)).status == status
+    await until(nothing_is_left)
+
+
+async def failing_late(submit: Submit) -> AsyncIterator[list[Event]]:
+    """In the middle of its answer."""
+    yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
+    yield [Delta(request_id=submit.request_id, text="The capital")]
+    async for events in failing(submit):
+        yield events
+
+
+@pytest.mark.parametrize("script", [failing, failing_late])
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, CHAT_BODY),
+        (MESSAGES, CHAT_BODY | {"max_tokens": 8}),
+        (RESPONSES, RESPONSE_BODY),
+        ("/v1/completions", {"model": "tiny", "prompt": "Hi"}),
+        ("/api/chat", CHAT_BODY),
+    ],
+)
+async def test_a_request_that_failed(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    nothing_is_left: Callable[[], bool],
+    path: str,
+    body: dict[str, Any],
+    streams: bool,
+    script: Script,
+) -> None:
+    neuron.script = script
+    answer = await client.post(path, body | {"stream": streams})
+    assert b"8192 fit" in answer.body
     await until(nothing_is_left)
 
 
