@@ -1,6 +1,7 @@
 """The Redis user of an invited neuron: what it may touch, and nothing else.
 
-    its own keys        helexa:neuron:<name>:*, its Celery queue        read and write
+    its own keys        of helexa:neuron:<name>:*, its Celery queue     read and write
+    what it is sent     frames and images                               read and delete
     gateways' signs     of life                                         look whether they are there
 
 It cannot read what gateways or other neurons have, nor their limits, nor list any keys. Needs
@@ -18,6 +19,8 @@ import redis
 
 from inference.protocol.keys import (
     gateway_alive_key,
+    images_key,
+    inbox_key,
     neuron_queue,
 )
 
@@ -37,6 +40,11 @@ COMMANDS = (
     *("brpop", "rpop", "lpush", "rpush", "llen"),
     *("sadd", "srem", "smembers", "sismember"),
 )
+OWN_KEYS = (
+    *("lease", "heartbeat", "held", "preparing", "downloads", "specs", "usage"),
+    *("events:*", "log:*"),
+)
+"""What a neuron writes under its own prefix."""
 SINCE_7_2 = ("client|setinfo",)
 """An older Redis refuses a rule with a command that it does not know, and clients do without."""
 
@@ -57,11 +65,13 @@ def rules(neuron: str, secret_sha256: str, version: tuple[int, int]) -> list[str
     return [
         *("reset", "on", f"#{secret_sha256}"),
         *(f"+{command}" for command in commands),
-        f"~helexa:neuron:{neuron}:*",
+        *(f"~helexa:neuron:{neuron}:{key}" for key in OWN_KEYS),
         f"~{queue}",
         f"~{queue}\x06\x16*",  # kombu's priorities
         f"~_kombu.binding.{queue}",
         f"~_kombu.binding_permanent.{queue}",
+        f"(+xrange +xdel ~{inbox_key(neuron)})",
+        f"(+hgetall +del ~{images_key(neuron, '*')})",
         f"(+exists %R~{gateway_alive_key('*')})",
     ]
 

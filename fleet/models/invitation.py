@@ -15,6 +15,12 @@ class Invitation(models.Model):
     )
     invited_by = models.CharField(max_length=200)
     invited_at = models.DateTimeField(auto_now_add=True)
+    cut_off_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="When it was shut out for what it wrote. Inviting it again lets it in.",
+    )
+    cut_off_reason = models.CharField(max_length=300, blank=True, default="", db_default="")
 
     class Meta:
         ordering = ["neuron_name"]

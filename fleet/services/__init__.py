@@ -13,6 +13,7 @@ from fleet.services.catalogue import (
     default_model_offer,
 )
 from fleet.services.catalogue_import import catalogue_import
+from fleet.services.containment import neuron_cut_off, oversized_neurons_cut_off
 from fleet.services.download_moves import downloads_expire, downloads_record
 from fleet.services.downloads import (
     download_cancel,
@@ -92,6 +93,7 @@ __all__ = [
     "model_unload_everywhere",
     "model_wake_everywhere",
     "neuron_admit",
+    "neuron_cut_off",
     "neuron_drain",
     "neuron_expect",
     "neuron_invite",
@@ -100,6 +102,7 @@ __all__ = [
     "neuron_remove",
     "neuron_resume",
     "neuron_revoke",
+    "oversized_neurons_cut_off",
     "placed_load_start",
     "plan_begin",
     "pulled_model_offer",

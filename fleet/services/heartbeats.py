@@ -69,7 +69,7 @@ def report_record(*, report: Report, rows: NeuronRows | None = None) -> bool:
         except Exception:
             logger.exception("the report of %s could not be recorded", report.name)
             problem = "its report could not be recorded; the control's log says why"
-    _problem_record(report.name, problem)
+    problem_record(report.name, problem)
     return False
 
 
@@ -109,7 +109,7 @@ def neuron_mark_away(*, neuron: Neuron) -> bool:
     return marked == 1
 
 
-def _problem_record(name: str, problem: str) -> None:
+def problem_record(name: str, problem: str) -> None:
     """On the row of a neuron whose report is refused. It is made where there is none: somebody will
     look for it. What cannot be a name gets none."""
     if not NEURON_NAME.fullmatch(name):

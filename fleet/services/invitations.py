@@ -58,7 +58,12 @@ def neuron_invite(*, actor: Actor, neuron_name: str, address: str | None = None)
     with transaction.atomic():
         Invitation.objects.update_or_create(
             neuron_name=neuron_name,
-            defaults={"secret_sha256": secret_hash(secret), "invited_by": str(actor)[:200]},
+            defaults={
+                "secret_sha256": secret_hash(secret),
+                "invited_by": str(actor)[:200],
+                "cut_off_at": None,
+                "cut_off_reason": "",
+            },
         )
         neuron_expect(actor=actor, neuron_name=neuron_name)
         audit_entry_create(actor=actor, action="neuron.invite", object_id=neuron_name)
@@ -89,9 +94,10 @@ def neuron_revoke(*, actor: Actor, neuron_name: str) -> None:
 
 
 def redis_users_apply() -> None:
-    """Redis has the users of the invitations, and no others of neurons. Where it is away, or this
-    process may not, the control's next tick does."""
-    wanted = dict(Invitation.objects.values_list("neuron_name", "secret_sha256"))
+    """Redis has the users of the invitations that hold, and no others of neurons. Where it is
+    away, or this process may not, the control's next tick does."""
+    invited = Invitation.objects.filter(cut_off_at=None)
+    wanted = dict(invited.values_list("neuron_name", "secret_sha256"))
     if not wanted and not _applied and not _may_have_users():
         return
     again = [name for name, secret in wanted.items() if _applied.get(name) != secret]

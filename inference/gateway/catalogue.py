@@ -50,6 +50,10 @@ class Catalogue(Protocol):
         """Idempotent: one active job for each model that is asked for."""
         ...
 
+    async def cut_off_neuron(self, neuron: str, reason: str) -> None:
+        """Shuts an invited neuron out. Raises nothing: it is logged where that fails."""
+        ...
+
     async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
         """A download to a neuron, or the one of the same that is under way."""
         ...
@@ -137,6 +141,14 @@ class DatabaseCatalogue:
             logger.info("%s has not been recorded yet; its heartbeat is ahead", load.neuron)
         except FleetError as error:
             raise _refusal(error) from error
+
+    async def cut_off_neuron(self, neuron: str, reason: str) -> None:
+        try:
+            await self._database.query(
+                lambda: services.neuron_cut_off(actor=GATEWAY, neuron_name=neuron, reason=reason)
+            )
+        except ServiceUnavailableError as error:
+            logger.error("neuron %s is not cut off yet: %s", neuron, error.message)
 
     async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
         return await self._database.query(lambda: pulls.pull_start(request, actor))

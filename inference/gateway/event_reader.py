@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import redis
@@ -51,8 +50,11 @@ return entries[1] and entries[1][1]
 """The id of the entry after the given one, without its contents."""
 
 Entry = tuple[bytes, dict[bytes, bytes]]
-OnFault = Callable[[str, str], None]
-"""Called with the neuron's name and with what no honest neuron writes."""
+
+
+class OnFault(Protocol):
+    def __call__(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
+        """``what`` no honest neuron writes. ``is_grave``: once is enough to shut it out."""
 
 
 class EventReader:
@@ -140,7 +142,7 @@ class EventReader:
         entry_id = await self._next_entry_id(keys=[self.key], args=[self.last_entry_id])
         if entry_id is not None:
             self.last_entry_id = entry_id.decode()
-            self._fault("an entry of its events is too large and was skipped")
+            self._fault("an entry of its events is too large and was skipped", is_grave=True)
 
     async def _deliver_all(self, entries: list[Entry]) -> None:
         num_events = num_bytes = 0
@@ -194,5 +196,5 @@ class EventReader:
     def _fail_its_requests(self) -> None:
         self._streams.fail_where(self._serves, events_lost())
 
-    def _fault(self, what: str) -> None:
-        self._on_fault(self.neuron, what)
+    def _fault(self, what: str, *, is_grave: bool = False) -> None:
+        self._on_fault(self.neuron, what, is_grave=is_grave)

@@ -31,6 +31,7 @@ from inference.gateway.bounds import Bounds
 from inference.gateway.call import Call, RequestOutcome
 from inference.gateway.catalogue import Catalogue
 from inference.gateway.client_families import client_family
+from inference.gateway.conduct import NeuronConduct
 from inference.gateway.dispatch import Dispatcher
 from inference.gateway.event_readers import EventReaders
 from inference.gateway.held_requests import LOOK_INTERVAL_S, HeldRequestsWatch
@@ -146,7 +147,7 @@ class Gateway:
             self.gateway_id,
             self.streams,
             stall_limit_s=stall_limit_s,
-            on_fault=_log_fault,
+            on_fault=NeuronConduct(self._cut_off).fault,
         )
         self.liveness = Liveness(
             self._redis, self.gateway_id, self.streams, self.readers, stall_limit_s=stall_limit_s
@@ -225,6 +226,11 @@ class Gateway:
         self._handlers.add(task)
         task.add_done_callback(self._handlers.discard)
         return task
+
+    def _cut_off(self, neuron: str, reason: str) -> None:
+        self._loops.begin(
+            f"cut off {neuron}", lambda: self.catalogue.cut_off_neuron(neuron, reason)
+        )
 
     def open_stream(
         self,
@@ -332,7 +338,3 @@ class Gateway:
             await asyncio.sleep(LAST_WORDS_INTERVAL_S)
         for stream in self.streams:
             stream.tally.give_up()
-
-
-def _log_fault(neuron: str, what: str) -> None:
-    logger.error("neuron %s: %s", neuron, what)

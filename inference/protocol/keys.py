@@ -89,6 +89,21 @@ CONTROL_QUEUE = "control"
 CONTROL_LEADER = "helexa:control:leader"
 
 
+NEURON_KEYS = "helexa:neuron:*"
+"""A pattern of Redis for what belongs to any neuron."""
+_OF_GATEWAYS = (b"frames", b"images")
+
+
+def neuron_of_key(key: bytes) -> str:
+    """The neuron that a key of ``NEURON_KEYS`` belongs to."""
+    return key.split(b":", 3)[2].decode(errors="replace")
+
+
+def gateways_write(key: bytes) -> bool:
+    """Whether gateways write that key of a neuron's, and it only reads and deletes."""
+    return key.split(b":", 4)[3] in _OF_GATEWAYS
+
+
 def neuron_queue(name: str) -> str:
     return f"neuron.{name}"
 

@@ -61,7 +61,7 @@ def test_the_line_has_all_that_a_host_needs() -> None:
 
 def test_its_own_keys_and_no_others(redis_url: str, redis_db: redis.Redis) -> None:
     client = guest(redis_url, invite())
-    for key in ("heartbeat", "specs", "held", "frames", "lease"):
+    for key in ("heartbeat", "specs", "held", "usage", "lease"):
         client.delete(f"helexa:neuron:beast:{key}")
     client.lpush(keys.neuron_queue("beast"), b"x")
     redis_db.xadd(keys.events_key("beast", "gw"), {b"": b""})

@@ -40,6 +40,7 @@ class FakeCatalogue:
     def __init__(self) -> None:
         self.listed = [ENTRY]
         self.loads: list[tuple[str, str]] = []
+        self.cut_off: list[tuple[str, str]] = []
         self.pulled: list[tuple[PullRequest, Actor]] = []
         self.pulls: list[PullState] = []
         self.pulls_cancelled: asyncio.Queue[str] = asyncio.Queue()
@@ -64,6 +65,9 @@ class FakeCatalogue:
     async def start_load(self, load: Load) -> None:
         self._fail()
         self.loads.append((load.model, load.neuron))
+
+    async def cut_off_neuron(self, neuron: str, reason: str) -> None:
+        self.cut_off.append((neuron, reason))
 
     async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
         """What ``pulls`` has next; a model is one of the catalogue."""

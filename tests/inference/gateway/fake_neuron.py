@@ -27,7 +27,13 @@ from inference.protocol.events import (
     Usage,
     encode_event_batch,
 )
-from inference.protocol.generation import Cancel, InboxFrame, Submit, decode_inbox_frame
+from inference.protocol.generation import (
+    Cancel,
+    GenerationRequest,
+    InboxFrame,
+    Submit,
+    decode_inbox_frame,
+)
 from inference.protocol.heartbeat import (
     PROTOCOL,
     Capability,
@@ -51,8 +57,12 @@ async def paris(submit: Submit) -> AsyncIterator[list[Event]]:
     for text in ("The capital", " is", " Pari", "s."):
         yield [Delta(request_id=request_id, text=text)]
     usage = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=2)
+    num_choices = submit.request.n if isinstance(submit.request, GenerationRequest) else 1
     yield [
-        ChoiceFinished(request_id=request_id, reason="stop"),
+        *(
+            ChoiceFinished(request_id=request_id, reason="stop", index=index)
+            for index in range(num_choices)
+        ),
         Finished(request_id=request_id, usage=usage),
     ]
 

@@ -83,7 +83,7 @@ def open_stream(streams: RequestStreams) -> Callable[[str, str], RequestStream]:
 class Faults(list[tuple[str, str]]):
     """What readers have found that no honest neuron writes."""
 
-    def add(self, neuron: str, what: str) -> None:
+    def add(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
         self.append((neuron, what))
 
 

@@ -51,7 +51,7 @@ async def readers(
         GATEWAY,
         streams,
         stall_limit_s=GENEROUS_S,
-        on_fault=lambda neuron, what: faults.append((neuron, what)),
+        on_fault=lambda neuron, what, **_: faults.append((neuron, what)),
     )
     yield made
     await made.close()

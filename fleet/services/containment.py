@@ -1,0 +1,118 @@
+"""Shutting out an invited neuron that writes what no honest one does.
+
+    gateway: too many faults in what it answers ─┬─▶ neuron_cut_off ─▶ its Redis user and keys go
+    control: too many bytes or keys in Redis ────┘                     its page says why
+
+Redis has no bound of bytes for a user, so the control measures what each invited neuron has
+written. A neuron with the fleet's own password cannot be shut out of Redis: its faults are logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from typing import Any
+
+import redis
+from django.db import transaction
+from django.utils import timezone
+
+from fleet import live
+from fleet.models import Invitation
+from fleet.services.heartbeats import problem_record
+from fleet.services.invitations import redis_users_apply
+from inference.protocol.keys import (
+    NEURON_KEYS,
+    gateways_write,
+    neuron_of_key,
+    neuron_queue,
+)
+from metering.actor import CONTROL, Actor
+from metering.services.audit import audit_entry_create
+
+logger = logging.getLogger(__name__)
+
+MAX_NEURON_BYTES = 128 * 1024 * 1024
+"""What one neuron may have written to Redis. An honest one gives up events beyond 64 MiB."""
+MAX_NEURON_KEYS = 1000
+"""An honest one has six, and a stream for each gateway."""
+MAX_SCANNED_KEYS = 20_000
+"""In one look: the rest is looked at when a neuron with too many keys is gone."""
+KEYS_A_READ = 500
+
+
+def neuron_cut_off(*, actor: Actor, neuron_name: str, reason: str) -> bool:
+    """Whether this call shut it out: it was invited, and has not been shut out before."""
+    reason = reason[:300]
+    with transaction.atomic():
+        invited = Invitation.objects.filter(neuron_name=neuron_name, cut_off_at=None)
+        if not invited.update(cut_off_at=timezone.now(), cut_off_reason=reason):
+            return False
+        problem_record(neuron_name, f"it was cut off: {reason}. Inviting it again lets it in")
+        audit_entry_create(
+            actor=actor,
+            action="neuron.cut_off",
+            object_id=neuron_name,
+            detail={"reason": reason},
+        )
+        transaction.on_commit(lambda: _shut_out(neuron_name))
+    logger.error("neuron %s was cut off: %s", neuron_name, reason)
+    return True
+
+
+def oversized_neurons_cut_off(*, client: redis.Redis) -> int:
+    """Cuts off the invited neurons that hold too much of Redis; returns how many."""
+    invited = set(Invitation.objects.filter(cut_off_at=None).values_list("neuron_name", flat=True))
+    if not invited:
+        return 0
+    try:
+        found = _keys_by_neuron(client, invited)
+        reasons = {name: _excess(client, names) for name, names in found.items()}
+    except (redis.RedisError, OSError) as error:
+        logger.warning("what invited neurons hold of Redis is not measured: %s", error)
+        return 0
+    return sum(
+        neuron_cut_off(actor=CONTROL, neuron_name=name, reason=reason)
+        for name, reason in reasons.items()
+        if reason
+    )
+
+
+def _keys_by_neuron(client: redis.Redis, invited: set[str]) -> dict[str, list[bytes]]:
+    """What they write, without what gateways write for them."""
+    found: dict[str, list[bytes]] = defaultdict(list)
+    for name in invited:
+        found[name].append(neuron_queue(name).encode())
+    for number, key in enumerate(client.scan_iter(match=NEURON_KEYS, count=KEYS_A_READ)):
+        name = neuron_of_key(key)
+        if name in invited and not gateways_write(key):
+            found[name].append(key)
+        if number >= MAX_SCANNED_KEYS:
+            break
+    return found
+
+
+def _excess(client: redis.Redis, names: list[bytes]) -> str:
+    """Why that is too much, in words; empty where it is not."""
+    if len(names) > MAX_NEURON_KEYS:
+        return f"it has written over {MAX_NEURON_KEYS} keys"
+    pipeline = client.pipeline(transaction=False)
+    for name in names:
+        pipeline.memory_usage(name, samples=0)
+    sizes: list[Any] = pipeline.execute()
+    num_bytes = sum(size or 0 for size in sizes)
+    if num_bytes <= MAX_NEURON_BYTES:
+        return ""
+    return f"it holds {num_bytes >> 20} MiB of Redis, {MAX_NEURON_BYTES >> 20} at most"
+
+
+def _shut_out(neuron_name: str) -> None:
+    """Its user goes first, so that nothing is written after its keys are gone."""
+    redis_users_apply()
+    client = live.redis_client()
+    try:
+        names = list(client.scan_iter(match=f"helexa:neuron:{neuron_name}:*", count=KEYS_A_READ))
+        for start in range(0, len(names), KEYS_A_READ):
+            client.unlink(*names[start : start + KEYS_A_READ])
+    except (redis.RedisError, OSError) as error:
+        logger.warning("what %s has written is left in Redis: %s", neuron_name, error)

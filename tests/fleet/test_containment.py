@@ -1,0 +1,107 @@
+"""An invited neuron that writes too much is shut out, with its reason, and nobody else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from fleet import live, services
+from fleet.models import Invitation, Neuron
+from fleet.services import containment, invitations
+from inference.protocol import keys
+from metering.actor import COMMAND, GATEWAY
+from metering.models import AuditEntry
+from tests.fleet.test_invitations import ADDRESS, guest, invite
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MB = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def _a_shared_redis(redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
+    monkeypatch.setattr(invitations, "_has_looked", False)
+    monkeypatch.setattr(containment, "MAX_NEURON_BYTES", 8 * MB)
+    invitations._applied.clear()
+    services.share_record(actor=COMMAND, address=ADDRESS, is_tls=False, certificate="")
+    yield
+    for user in redis_db.acl_users():
+        if user != "default":
+            redis_db.acl_deluser(user)
+
+
+def is_in(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
+FLOODS: dict[str, Callable[[redis.Redis], Any]] = {
+    "heartbeat": lambda client: client.set(keys.heartbeat_key("evil"), b"x" * 9 * MB),
+    "held": lambda client: client.hset(keys.held_key("evil"), "", b"x" * 9 * MB),
+    "events": lambda client: [
+        client.xadd(keys.events_key("evil", f"gw{number}"), {b"b": b"x" * MB})
+        for number in range(9)
+    ],
+    "usage": lambda client: client.xadd(keys.usage_key("evil"), {b"r": b"x" * 9 * MB}),
+    "log": lambda client: client.rpush(keys.engine_log_key("evil", "a"), b"x" * 9 * MB),
+    "queue": lambda client: client.lpush(keys.neuron_queue("evil"), b"x" * 9 * MB),
+    "many keys": lambda client: [
+        client.set(keys.engine_log_key("evil", str(number)), b"x")
+        for number in range(containment.MAX_NEURON_KEYS + 1)
+    ],
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_flood_is_cut_off_with_its_reason(
+    redis_url: str, redis_db: redis.Redis, flood: str
+) -> None:
+    evil, honest = guest(redis_url, invite("evil")), guest(redis_url, invite("beast"))
+    honest.set(keys.heartbeat_key("beast"), b"fine")
+    FLOODS[flood](evil)
+    assert services.oversized_neurons_cut_off(client=redis_db) == 1
+    assert services.oversized_neurons_cut_off(client=redis_db) == 0
+    assert not is_in(evil) and is_in(honest)
+    assert redis_db.keys("helexa:neuron:evil:*") == []
+    assert honest.get(keys.heartbeat_key("beast")) == b"fine"
+    row = Invitation.objects.get(neuron_name="evil")
+    assert row.cut_off_at is not None and row.cut_off_reason
+    (problem,) = Neuron.objects.get(name="evil").problems
+    assert "cut off" in problem and row.cut_off_reason in problem
+    assert AuditEntry.objects.filter(action="neuron.cut_off", object_id="evil").count() == 1
+
+
+def test_what_gateways_write_for_it_does_not_count(redis_url: str, redis_db: redis.Redis) -> None:
+    evil = guest(redis_url, invite("beast"))
+    redis_db.xadd(keys.inbox_key("beast"), {b"f": b"x" * 9 * MB})
+    redis_db.hset(keys.images_key("beast", "r1"), "digest", b"x" * 9 * MB)
+    assert services.oversized_neurons_cut_off(client=redis_db) == 0
+    assert evil.hgetall(keys.images_key("beast", "r1")) and evil.xrange(keys.inbox_key("beast"))
+    for command in (
+        ("XADD", keys.inbox_key("beast"), "*", "f", "x"),
+        ("HSET", keys.images_key("beast", "r1"), "a", "b"),
+        ("SET", "helexa:neuron:beast:anything", "x"),
+    ):
+        with pytest.raises(redis.ResponseError, match="permission"):
+            evil.execute_command(*command)
+
+
+def test_invited_again_it_is_back(redis_url: str, redis_db: redis.Redis) -> None:
+    first = guest(redis_url, invite("evil"))
+    assert services.neuron_cut_off(actor=GATEWAY, neuron_name="evil", reason="it lied")
+    assert not services.neuron_cut_off(actor=GATEWAY, neuron_name="evil", reason="again")
+    services.redis_users_apply()  # as each of the control's ticks does
+    assert not is_in(first)
+    assert is_in(guest(redis_url, invite("evil")))
+    assert Invitation.objects.get().cut_off_at is None
+
+
+def test_a_neuron_that_nobody_invited_cannot_be_cut_off() -> None:
+    assert not services.neuron_cut_off(actor=GATEWAY, neuron_name="own", reason="it lied")
+    assert not Neuron.objects.exists()
