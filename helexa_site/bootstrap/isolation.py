@@ -21,7 +21,7 @@ from inference.settings.table import PREFIX
 
 ISOLATED_BY = "HELEXA_TEST_ISOLATED_BY"
 """Which process made the environment. Those that it starts keep what it gave them."""
-OF_TESTS = frozenset({"HELEXA_CLIENTS_DIR"})
+OF_TESTS = frozenset({"HELEXA_CLIENTS_DIR", "HELEXA_FUZZ_SCHEMAS", "HELEXA_FUZZ_SEED"})
 """Read by tests, and by nothing else."""
 
 

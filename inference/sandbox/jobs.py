@@ -78,6 +78,8 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
 
     reason: str
     """A ``LossReason``."""
+    where: str = ""
+    """What was raised, and in which line, for the log."""
 
 
 Result = Checked | Refused | Rendered | RenderRefused | Broken

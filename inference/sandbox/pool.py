@@ -11,6 +11,7 @@ others waiting until the first one's time is over. Any thread may call.
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 import threading
@@ -34,6 +35,8 @@ from inference.sandbox.jobs import (
 )
 from inference.sandbox.limits import clock_s
 from inference.supervised_threads import SupervisedThread
+
+log = logging.getLogger(__name__)
 
 MAX_WORKERS = 8
 MAX_OF_EITHER = 4
@@ -113,6 +116,8 @@ class WorkerPool:
             finally:
                 self._release(caller, worker, is_whole=is_whole)
         if isinstance(result, Broken):
+            if result.where:
+                log.error("a worker's job broke: %s", result.where)
             raise WorkerLostError(LossReason(result.reason))
         return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from functools import partial
 from typing import Any
 
@@ -50,8 +51,14 @@ def perform(job: Job, max_output_bytes: int) -> Result:
         return _perform(job, max_output_bytes)
     except MemoryError:
         return Broken(reason=LossReason.MEMORY)
-    except BaseException:  # noqa: BLE001 - a panic in Rust is no Exception
-        return Broken(reason=LossReason.CRASH)
+    except BaseException as error:  # noqa: BLE001 - a panic in Rust is no Exception
+        return Broken(reason=LossReason.CRASH, where=_where(error))
+
+
+def _where(error: BaseException) -> str:
+    """What broke, and in which line; without the message, which may quote the request."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    return f"{type(error).__name__} in {frame.f_code.co_filename}:{line}"
 
 
 def _perform(job: Job, max_output_bytes: int) -> Result:

@@ -28,10 +28,10 @@ def with_exact_bounds(root: Any) -> Any:
     below = {math.trunc(bound) for bound in lower if bound < math.trunc(bound)}
     for place in places:
         schema = {**place.schema}
-        if schema.get("exclusiveMinimum") in above:
+        if _is_one_of(schema.get("exclusiveMinimum"), above):
             least = _next(schema.pop("exclusiveMinimum"), math.inf)
             schema["minimum"] = max(least, schema.get("minimum", least))
-        if schema.get("exclusiveMaximum") in below:
+        if _is_one_of(schema.get("exclusiveMaximum"), below):
             greatest = _next(schema.pop("exclusiveMaximum"), -math.inf)
             schema["maximum"] = min(greatest, schema.get("maximum", greatest))
         if schema != place.schema:
@@ -41,6 +41,10 @@ def with_exact_bounds(root: Any) -> Any:
 
 def _bounds(schema: dict[str, Any], keywords: tuple[str, str]) -> list[int | float]:
     return [schema[keyword] for keyword in keywords if is_number(schema.get(keyword))]
+
+
+def _is_one_of(bound: Any, numbers: set[int]) -> bool:
+    return is_number(bound) and bound in numbers
 
 
 def _next(whole: int | float, towards: float) -> float:

@@ -34,6 +34,7 @@ from inference.text.schema_places import (
     all_places,
 )
 from inference.text.schema_rewrites import VACUOUS, original_steps, rewritten
+from inference.text.schema_types import type_problem
 
 ASSERTIONS = frozenset(
     {
@@ -125,6 +126,8 @@ def _refusal(keyword: str, value: Any, schema: dict[str, Any]) -> str | None:
         return f"{keyword!r} is a list of schemas, at least one"
     if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
         return "only references inside the schema, as in #/$defs/name, are supported"
+    if (problem := type_problem(keyword, value)) is not None:
+        return problem
     if keyword == "format" and not _takes_strings(schema.get("type")):
         return f"the format {value!r} is not enforced for values that are no strings"
     return None
