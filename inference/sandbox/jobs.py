@@ -89,6 +89,10 @@ decode_job = msgspec.msgpack.Decoder(Job).decode
 decode_result: Callable[[bytes], Result] = msgspec.msgpack.Decoder(Result).decode
 
 
+FURTHER, LAST = b"+", b"."
+"""What a result's frame begins with: the worker takes further jobs, or ends with this one."""
+
+
 class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What compiling a grammar needs of a model's tokenizer."""
 

@@ -26,6 +26,7 @@ from inference.sandbox.caller import SLICE_S, Caller, Wait
 from inference.sandbox.errors import LossReason, NoWorkerError, WorkerLostError
 from inference.sandbox.fork_client import ForkClient, end_process
 from inference.sandbox.jobs import (
+    LAST,
     Broken,
     Job,
     Result,
@@ -55,6 +56,8 @@ class _Worker:
     connection: socket.socket
     channel: Channel
     generation: int
+    is_last: bool = False
+    """It ends, and takes no further job."""
 
 
 class WorkerPool:
@@ -175,7 +178,9 @@ class WorkerPool:
                 wait.check()
                 if time.monotonic() - started_s > limit_s:
                     raise WorkerLostError(LossReason.TIME)
-            return decode_result(worker.channel.receive())
+            frame = worker.channel.receive()
+            worker.is_last = frame[:1] == LAST
+            return decode_result(frame[1:])
         except ChannelError:
             raise WorkerLostError(self._why_lost(worker)) from None
 
@@ -198,6 +203,7 @@ class WorkerPool:
         with self._changed:
             is_kept = (
                 is_whole
+                and not worker.is_last
                 and not self._is_closed
                 and worker.generation == self._generation
                 and len(self._idle) < NUM_KEPT

@@ -8,7 +8,7 @@ import socket
 from inference.engine.errors import ChannelError
 from inference.engine.serving.channel import Channel
 from inference.sandbox.errors import LossReason
-from inference.sandbox.jobs import Broken, decode_job, encode_frame
+from inference.sandbox.jobs import FURTHER, LAST, Broken, decode_job, encode_frame
 from inference.sandbox.limits import (
     GROWTH_BYTES,
     data_bytes,
@@ -21,14 +21,17 @@ from inference.sandbox.work import perform
 
 
 def work(connection: socket.socket) -> None:
-    """Returns when nobody is at the other end, or when it has grown."""
+    """Returns when nobody is at the other end, or when it has grown: its last answer says so, as
+    whoever has it must not give it another job."""
     limit_process()
     _write_nowhere()
     channel, started_bytes = Channel(connection), data_bytes()
     try:
-        while data_bytes() < started_bytes + GROWTH_BYTES:
-            frame = channel.receive()
-            channel.send(_answer(frame))
+        is_last = False
+        while not is_last:
+            answer = _answer(channel.receive())
+            is_last = data_bytes() > started_bytes + GROWTH_BYTES
+            channel.send((LAST if is_last else FURTHER) + answer)
     except ChannelError:
         return
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import socket
 import subprocess
 import sys
 import threading
@@ -13,15 +15,27 @@ from pathlib import Path
 import psutil
 import pytest
 
+from inference.engine.serving.channel import Channel
 from inference.sandbox.caller import Caller
 from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
-from inference.sandbox.jobs import Checked, CheckGrammar, Job, Refused, Rendered
+from inference.sandbox.jobs import (
+    LAST,
+    Checked,
+    CheckGrammar,
+    Job,
+    Refused,
+    Rendered,
+    decode_result,
+    encode_frame,
+)
 from inference.sandbox.pool import MAX_OF_BOTH, WorkerPool
+from inference.text.compiling import json_part
 from tests.inference.neuron.conftest import wait_until
 from tests.inference.sandbox.jobs import BYTES, LOOPS, PANICS, TEMPLATE, check, render
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 ANYBODY = Caller()
+CRASH = LossReason.CRASH
 CRASHING_GRAMMAR = CheckGrammar(
     text='{"grammars": [{"json_schema": {"const": -9223372036854775808}}]}', tokenizer=""
 )
@@ -58,10 +72,10 @@ def workers() -> list[psutil.Process]:
 @pytest.mark.parametrize(
     ("job", "reason"),
     [
-        (CRASHING_GRAMMAR, LossReason.CRASH),
-        (CheckGrammar(text=CRASHING_GRAMMAR.text, tokenizer="bytes"), LossReason.CRASH),
-        (check(PANICS), LossReason.CRASH),
-        (check({"properties": {"a": PANICS}}, is_lenient=True), LossReason.CRASH),
+        (CRASHING_GRAMMAR, CRASH),
+        (CheckGrammar(text=CRASHING_GRAMMAR.text, tokenizer="bytes"), CRASH),
+        (CheckGrammar(text=json.dumps({"grammars": [json_part(PANICS)]}), tokenizer=""), CRASH),
+        (check({"properties": {"a": PANICS}}, is_lenient=True), CRASH),
         (render("{{ messages[0].content * 10000000000 }}"), LossReason.MEMORY),
         (render("{{ messages[0].content * 10000000 }}"), LossReason.OUTPUT),
     ],
@@ -130,6 +144,34 @@ def test_a_cancelled_job_ends_at_once(pool: WorkerPool) -> None:
     assert not thread.is_alive() and not is_parked.is_set()
     wait_until(lambda: not any(one.cpu_percent(0.05) > 20 for one in workers()))
     assert is_fine(pool)
+
+
+GROWS = """
+import socket, sys
+from inference.sandbox import worker
+worker.GROWTH_BYTES = -1
+worker.work(socket.socket(fileno=int(sys.argv[1])))
+"""
+
+
+def test_a_worker_that_has_grown_says_that_it_ends() -> None:
+    """Its end would else be the fault of a job that is sent to it at the same time."""
+    ours, theirs = socket.socketpair()
+    with (
+        ours,
+        theirs,
+        subprocess.Popen(
+            [sys.executable, "-c", GROWS, str(theirs.fileno())],
+            cwd=REPOSITORY_DIR,
+            pass_fds=(theirs.fileno(),),
+        ) as process,
+    ):
+        channel = Channel(ours)
+        channel.send(encode_frame(render(TEMPLATE)))
+        answer = channel.receive()
+        assert answer[:1] == LAST
+        assert decode_result(answer[1:]) == Rendered(text="<user>Hi")
+        assert process.wait(60) == 0
 
 
 def test_workers_and_their_server_may_die_while_idle(pool: WorkerPool) -> None:
