@@ -73,6 +73,8 @@ def response_format(value: Any, path: str) -> OutputFormat | None:
         return OutputFormat(path=f"{path}.schema", schema=given["schema"])
     if kind == "json_schema" and "json_schema" not in given:
         raise MissingParameterError(schema_path)
+    if given.get("json_schema") == {}:
+        raise MissingParameterError(f"{schema_path}.name")
     if "schema" in given.get("json_schema", {}):
         return OutputFormat(path=f"{schema_path}.schema", schema=given["json_schema"]["schema"])
     return None if kind == "text" else OutputFormat(path=path)

@@ -173,7 +173,14 @@ def messages(value: Any, path: str) -> list[ChatMessage]:
         raise wrong_type(path, "an array", value)
     if not value:
         raise InvalidRequestError(f"'{path}' must not be empty.", param=path)
-    return [_message(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    read = [_message(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    for index, item in enumerate(value):
+        # Zed sends a user's turn without parts behind a tool's result.
+        is_result = item["role"] == "tool" or (index > 0 and value[index - 1]["role"] == "tool")
+        if item.get("content") == [] and not is_result and not item.get("tool_calls"):
+            param = f"{path}[{index}].content"
+            raise InvalidRequestError(f"'{param}' must not be empty.", param=param)
+    return read
 
 
 def _message(value: Any, path: str) -> ChatMessage:

@@ -195,6 +195,9 @@ def _message(read: dict[str, Any], path: str) -> InputItem:
         known = ", ".join(ROLES)
         raise InvalidRequestError(f"'{path}.role' must be one of {known}.", param=f"{path}.role")
     said: Content = read["content"]
+    if not said.parts and role != "assistant":
+        # Answers without text come back so.
+        raise InvalidRequestError(f"'{path}.content' must not be empty.", param=f"{path}.content")
     if said.has_images and role != "user":
         raise UnsupportedParameterError(f"{path}.content", "only the user's messages have images")
     content_type = "output_text" if role == "assistant" else "input_text"

@@ -16,7 +16,14 @@ from inference.protocol.generation import (
     decode_inbox_frame,
     encode_inbox_frame,
 )
-from inference.wire import anthropic_messages, openai_chat, openai_completions, openai_errors
+from inference.wire import (
+    anthropic_messages,
+    openai_chat,
+    openai_completions,
+    openai_errors,
+    openai_responses,
+)
+from inference.wire.dialect import RequestContext
 from inference.wire.errors import ApiError
 
 PARSERS = [anthropic_messages.parse, openai_chat.parse, openai_completions.parse]
@@ -236,3 +243,51 @@ def test_a_token_that_is_none_is_named_among_many() -> None:
         with pytest.raises(ApiError) as refused:
             openai_completions.parse(json.dumps(body).encode())
         assert refused.value.param == "prompt[1000]"
+
+
+CALLING = {
+    "role": "assistant",
+    "content": [],
+    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("parse", "body", "param"),
+    [
+        *(
+            (
+                openai_chat.parse,
+                {"model": "m", "messages": [*MESSAGES, {"role": role, "content": []}]},
+                "messages[1].content",
+            )
+            for role in ("user", "system", "developer", "assistant")
+        ),
+        (
+            openai_chat.parse,
+            GOOD | {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format.json_schema.name",
+        ),
+        (
+            openai_responses.parse,
+            {"model": "m", "input": [{"role": "user", "content": []}]},
+            "input[0].content",
+        ),
+        (
+            anthropic_messages.parse,
+            {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": []}]},
+            "messages[0].content",
+        ),
+    ],
+)
+def test_what_says_nothing_is_refused(parse: Any, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse(orjson.dumps(body), RequestContext())
+    assert refused.value.param == param
+
+
+def test_calls_and_their_results_may_say_nothing() -> None:
+    result = {"role": "tool", "tool_call_id": "c", "content": []}
+    of_zed = {"role": "user", "content": []}
+    body = {"model": "m", "messages": [*MESSAGES, CALLING, result, of_zed]}
+    assert openai_chat.parse(orjson.dumps(body), RequestContext())
