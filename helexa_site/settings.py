@@ -141,7 +141,7 @@ REST_FRAMEWORK = {
     "EXCEPTION_HANDLER": "metering.api.problems.problem_response",
     # OPTIONS is 405 as under /v1: browsers' questions are answered before.
     "DEFAULT_METADATA_CLASS": None,
-    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_SCHEMA_CLASS": "metering.api.schema.ApiSchema",
 }
 
 SPECTACULAR_SETTINGS = {

@@ -47,7 +47,16 @@ class CommandScheme(AnonymousScheme):  # type: ignore[no-untyped-call]
     target_class = "fleet.api.access.CommandAuthentication"
 
 
-class SchemaView(FleetView, SpectacularAPIView):
+class DocumentView(FleetView):
+    """A refusal is no page and no YAML."""
+
+    def handle_exception(self, exc: Exception) -> Response:
+        self.request.accepted_renderer = JSONRenderer()
+        self.request.accepted_media_type = JSONRenderer.media_type
+        return super().handle_exception(exc)
+
+
+class SchemaView(DocumentView, SpectacularAPIView):
     """OpenAPI 3, for whoever may read the fleet."""
 
     renderer_classes = SpectacularAPIView.renderer_classes
@@ -56,7 +65,7 @@ class SchemaView(FleetView, SpectacularAPIView):
     filters = {"lang": "", "version": ""}
 
 
-class DocumentsView(FleetView, SpectacularSwaggerSplitView):
+class DocumentsView(DocumentView, SpectacularSwaggerSplitView):
     """Its script is an answer of its own: pages run none that stands in them."""
 
     renderer_classes = SpectacularSwaggerSplitView.renderer_classes
@@ -64,9 +73,3 @@ class DocumentsView(FleetView, SpectacularSwaggerSplitView):
     pagination_class = None
     filter_backends = ()
     filters = {"lang": "", "script": "", "version": ""}
-
-    def handle_exception(self, exc: Exception) -> Response:
-        """A refusal is no page."""
-        self.request.accepted_renderer = JSONRenderer()
-        self.request.accepted_media_type = JSONRenderer.media_type
-        return super().handle_exception(exc)

@@ -133,7 +133,7 @@ class ModelJobsView(JobView):
 
     @extend_schema(
         request=inline_serializer("ModelJob", {"neuron": serializers.CharField(required=False)}),
-        responses={202: LoadJobShape(many=True)},
+        responses={202: inline_serializer("ModelJobs", {"data": LoadJobShape(many=True)})},
     )
     def post(self, request: Request, name: str) -> Response:
         body = body_of(request, "neuron")

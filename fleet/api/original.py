@@ -22,9 +22,15 @@ from fleet.outdated import is_outdated
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus
 from inference.protocol.load import LoadFailure
 from metering.api.problems import ProblemError
+from metering.api.schema import ROWS
 
 LOAD_TIMEOUT_S = 1800.0
 UNLOAD_TIMEOUT_S = 180.0
+FLAT_REFUSALS = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"oneOf": [{"type": "string"}, {"type": "object"}]}},
+}
 HARNESSES = ("helexa", "candle")
 """``candle`` is what the original's configurations say."""
 
@@ -32,6 +38,7 @@ HARNESSES = ("helexa", "candle")
 @extend_schema(responses={200: OpenApiTypes.OBJECT})
 class OriginalView(FleetView):
     pagination_class = None
+    flat_refusals = FLAT_REFUSALS
     serializer_class = serializers.Serializer
 
     def handle_exception(self, exc: Exception) -> Response:
@@ -66,6 +73,7 @@ class HealthView(OriginalView):
 
 
 class ModelsView(OriginalView):
+    @extend_schema(responses={200: ROWS})
     def get(self, request: Request, name: str) -> Response:
         return Response(shapes.models(self.heartbeat(name)))
 

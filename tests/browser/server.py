@@ -78,9 +78,16 @@ class PagesServer:
         assert row, f"tests/browser/seed.py makes no {model.__name__}"
         return str(row[0])
 
+    def command(self, *arguments: str) -> str:
+        """What ``manage.py`` prints."""
+        return self._run(str(REPOSITORY_DIR / "manage.py"), *arguments)
+
     def _seed(self) -> None:
+        self._run("-m", "tests.browser.seed")
+
+    def _run(self, *arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.browser.seed"],
+            [sys.executable, *arguments],
             cwd=REPOSITORY_DIR,
             env=self._environment,
             capture_output=True,
@@ -89,6 +96,7 @@ class PagesServer:
             check=False,
         )
         assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def _start(self) -> None:
         """Another process may take a port that was free a moment ago: then on another one."""

@@ -11,6 +11,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from metering.api.problems import ProblemError
+from metering.api.schema import ROWS
 from metering.bench import summaries
 from metering.bench.api.access import BenchView
 from metering.bench.comparison import ALPHA, MIN_CHANGE, Verdict, compare
@@ -33,10 +34,9 @@ MAX_RUNS = 5000
 CELL_FILTERS = ("target", "host", "model", "scenario")
 
 
-def _parameters(*names: str) -> Callable[[Get], Get]:
+def _parameters(*names: str, answers: Any = ROWS) -> Callable[[Get], Get]:
     decorate: Callable[[Get], Get] = extend_schema(
-        parameters=[OpenApiParameter(name, str) for name in names],
-        responses={200: OpenApiTypes.OBJECT},
+        parameters=[OpenApiParameter(name, str) for name in names], responses={200: answers}
     )
     return decorate
 
@@ -155,7 +155,7 @@ class CompareView(BenchView):
 
     parameters = ("before", "after", "model", "scenario")
 
-    @_parameters(*parameters)
+    @_parameters(*parameters, answers=OpenApiTypes.OBJECT)
     def get(self, request: Request) -> Response:
         given = self.word("before", is_needed=True)
         after = side_of(self.word("after") or given)

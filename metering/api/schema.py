@@ -1,0 +1,65 @@
+"""What the OpenAPI document of ``/api/`` says of every operation: how it may refuse.
+
+REST framework knows what a view answers, not what it raises; every refusal is a problem, whose
+status is one of these.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from drf_spectacular.openapi import AutoSchema
+from rest_framework import serializers
+
+from metering.api.problems import CONTENT_TYPE
+
+REFUSALS = {
+    "400": "a parameter, or the body, is not understood",
+    "401": "the API key is missing or not valid",
+    "403": "the caller may not do this",
+    "404": "there is no such thing",
+    "406": "no answer has a form that the caller accepts",
+    "409": "the present state does not allow it",
+    "415": "the body is no JSON",
+    "422": "the model cannot be loaded as it is",
+    "503": "the database, Redis, a neuron or the hub does not answer: try again",
+}
+READING = ("GET", "HEAD")
+NOT_OF_READING = frozenset({"409", "415", "422"})
+Direction = Literal["request", "response"]
+JSON = "application/json"
+ROWS: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "object", "additionalProperties": {}},
+}
+"""An array of objects whose fields follow the rows."""
+
+
+class Problem(serializers.Serializer[Any]):
+    """RFC 9457."""
+
+    type = serializers.CharField()
+    title = serializers.CharField()
+    status = serializers.IntegerField()
+    code = serializers.CharField()
+    detail = serializers.CharField()
+    param = serializers.CharField(allow_null=True)
+
+
+class ApiSchema(AutoSchema):
+    """A view's ``flat_refusals``: the schema of refusals that are no problems, beside those that
+    are."""
+
+    def _get_response_bodies(self, direction: Direction = "response") -> Any:
+        responses = super()._get_response_bodies(direction)
+        for status, description in REFUSALS.items():
+            if status in responses or (self.method in READING and status in NOT_OF_READING):
+                continue
+            refusal: dict[str, Any] = self._get_response_for_code(  # type: ignore[no-untyped-call]
+                Problem, status, [CONTENT_TYPE], direction
+            )
+            flat = getattr(self.view, "flat_refusals", None)
+            if flat is not None:
+                refusal["content"][JSON] = {"schema": flat}
+            responses[status] = {**refusal, "description": description}
+        return responses
