@@ -9,6 +9,7 @@ from channels.routing import ProtocolTypeRouter, URLRouter
 from django.urls import URLPattern, re_path
 
 from inference.batches.file_store import FileStore
+from inference.gateway.azure import deployment_of
 from inference.gateway.background import BackgroundRuns
 from inference.gateway.batch_store import BatchStore
 from inference.gateway.batch_worker import BatchWorker
@@ -25,7 +26,7 @@ from inference.gateway.consumers import UnknownUrlConsumer
 from inference.gateway.embeddings import EmbeddingsConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.generation import GenerationConsumer
-from inference.gateway.health import HealthConsumer
+from inference.gateway.health import HealthConsumer, PingConsumer
 from inference.gateway.lifespan import LifespanConsumer
 from inference.gateway.message_batches import (
     CancelMessageBatchConsumer,
@@ -125,7 +126,8 @@ def build_application(
         elif path is None:
             await django_app(scope, receive, send)
         else:
-            await api({**scope, "path": path}, receive, send)
+            deployment = deployment_of(scope["path"])
+            await api({**scope, "path": path, "deployment": deployment}, receive, send)
 
     socket = ResponseSocket.as_asgi(gateway=gateway, store=store)
 
@@ -178,6 +180,7 @@ def api_routes(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
         re_path(r"^openapi\.json$", OpenApiConsumer.as_asgi(gateway=gateway)),
         *_ollama(gateway),
         re_path(r"^health/?$", HealthConsumer.as_asgi(gateway=gateway)),
+        re_path(r"^ping/?$", PingConsumer.as_asgi(gateway=gateway)),
     ]
 
 

@@ -21,6 +21,7 @@ from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 
 from inference.gateway.advice import advice_headers
+from inference.gateway.azure import with_model
 from inference.gateway.body_writer import send_file, send_in_pieces
 from inference.gateway.call import FINISHED, Call
 from inference.gateway.gateway import Gateway
@@ -135,6 +136,8 @@ class ApiConsumer(AbortableConsumer):
         return await parse_aside(partial(self._parsed, parse, body), len(body))
 
     def _parsed(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
+        if deployment := self.scope.get("deployment"):
+            body = with_model(body, deployment)
         if not self.gateway.config.ignores_unknown_fields:
             return parse(body, self.context())
         with unknown_fields_ignored() as ignored:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
@@ -66,6 +66,13 @@ class HealthConsumer(ApiConsumer):
         except ApiError:
             return False
         return True
+
+
+class PingConsumer(HealthConsumer):
+    """GET and POST /ping: the same for hosts of containers and vLLM's clients."""
+
+    endpoint = "/ping"
+    other_methods: ClassVar[tuple[str, ...]] = ("POST",)
 
 
 def instance_header(data_dir: Path) -> list[tuple[bytes, bytes]]:

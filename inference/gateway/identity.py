@@ -33,8 +33,8 @@ from metering.principal import ANONYMOUS_ACCOUNT, Principal, Scope
 Headers = Iterable[tuple[bytes, bytes]]
 
 BEARER = b"bearer "
-API_KEY_HEADER = b"x-api-key"
-"""Anthropic's clients send their key in it."""
+API_KEY_HEADERS = (b"x-api-key", b"api-key")
+"""Anthropic's clients send their key in the first, Azure's in the second."""
 
 
 class Directory(Protocol):
@@ -103,7 +103,9 @@ class Identifier:
         return principal
 
     async def _principal(self, named: Mapping[bytes, bytes]) -> Principal:
-        given = presented_keys(named.get(b"authorization", b""), named.get(API_KEY_HEADER, b""))
+        given = presented_keys(
+            named.get(b"authorization", b""), *(named.get(name, b"") for name in API_KEY_HEADERS)
+        )
         if holds_shared_key(given, self._config):
             return self._directory.shared()
         for key in given:
@@ -131,12 +133,12 @@ class Identifier:
             )
 
 
-def presented_keys(authorization: bytes, api_key: bytes) -> list[bytes]:
-    """The keys in these two headers, empty where one was not sent. Some clients send both, one with
+def presented_keys(authorization: bytes, *api_keys: bytes) -> list[bytes]:
+    """The keys in these headers, empty where one was not sent. Some clients send several, one with
     a placeholder."""
     is_bearer = authorization[: len(BEARER)].lower() == BEARER
     bearer = authorization[len(BEARER) :] if is_bearer else b""
-    return [key.strip() for key in (bearer, api_key) if key.strip()]
+    return [key.strip() for key in (bearer, *api_keys) if key.strip()]
 
 
 def holds_shared_key(given: list[bytes], config: Config) -> bool:

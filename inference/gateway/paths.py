@@ -2,6 +2,7 @@
 
 /v1/chat/completions ──────────────▶ as it is
 /chat/completions ─────────────────▶ /v1/chat/completions    a base URL without /v1
+/openai/v1/chat/completions ───────▶ /v1/chat/completions    as Azure has it
 /v1/v1/chat/completions ───────────▶ no such path; did you mean /v1/chat/completions?
 /admin/ ───────────────────────────▶ None: not the API's
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import difflib
 import re
+
+from inference.gateway.azure import api_path_of_azure
 
 VERSION = "/v1"
 KNOWN_PATHS = (
@@ -29,6 +32,7 @@ KNOWN_PATHS = (
     "/v1/responses/compact",
     "/v1/responses/input_tokens",
     "/health",
+    "/ping",
     "/tokenize",
     "/detokenize",
     "/tokenizer_info",
@@ -79,7 +83,7 @@ MAX_COMPARED_CHARS = 100
 LEAST_LIKENESS = 0.7
 
 _API_PATH = re.compile(
-    r"/(v1(/.*)?|v2/rerank/?|(v1/)?(score|rerank)/?|health/?"
+    r"/(v1(/.*)?|v2/rerank/?|(v1/)?(score|rerank)/?|health/?|ping/?"
     r"|(de)?tokenize/?|tokenizer_info/?|openapi\.json)",
     re.DOTALL,
 )
@@ -95,6 +99,8 @@ def api_path(path: str) -> str | None:
     """The path by which the API's routes know it; ``None``: it is not the API's."""
     if path in OLLAMA_PATHS or _API_PATH.fullmatch(path):
         return path
+    if (of_azure := api_path_of_azure(path)) is not None:
+        return of_azure
     return VERSION + path if _WITHOUT_VERSION.fullmatch(path) else None
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import parse_qsl
 
+import msgspec
+
 from inference.gateway.consumers import ApiConsumer
 from inference.gateway.gateway import Gateway
+from inference.gateway.only_model import only_model
 from inference.gateway.running import run_request
 from inference.protocol.events import Tokenized
 from inference.protocol.generation import TokenizeRequest
 from inference.wire import vllm_tokenize
 from inference.wire.dialect import RequestContext
-from inference.wire.errors import MissingParameterError
 
 
 class TokenizeConsumer(ApiConsumer):
@@ -33,6 +35,9 @@ class TokenizeConsumer(ApiConsumer):
 
     async def answer(self, body: bytes) -> None:
         request = await self.read(self._parse, body)
+        if request.model == vllm_tokenize.ANY_MODEL:
+            model = await only_model(self.gateway, self.call.who)
+            request = msgspec.structs.replace(request, model=model)
         async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
             *_, last = await stream.next_events()
             assert isinstance(last, Tokenized), "tokens were answered with something else"
@@ -40,25 +45,18 @@ class TokenizeConsumer(ApiConsumer):
 
 
 class TokenizerInfoConsumer(ApiConsumer):
-    """GET /tokenizer_info?model=…: the only model's, where there is one."""
+    """GET /tokenizer_info?model=…"""
 
     endpoint = "/tokenizer_info"
 
     async def answer(self, body: bytes) -> None:
         query = dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
-        model = query.get("model") or await self._only_model()
+        model = query.get("model") or await only_model(self.gateway, self.call.who)
         request = vllm_tokenize.settings_request(model)
         async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
             *_, last = await stream.next_events()
             assert isinstance(last, Tokenized), "settings were answered with something else"
         await self.respond(200, vllm_tokenize.settings_body(last))
-
-    async def _only_model(self) -> str:
-        names = [entry.name for entry in await self.gateway.catalogue.entries()]
-        names = [name for name in names if self.call.who.may_use(name)]
-        if len(names) != 1:
-            raise MissingParameterError("model")
-        return names[0]
 
 
 class DetokenizeConsumer(TokenizeConsumer):

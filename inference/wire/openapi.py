@@ -69,6 +69,7 @@ READS = {
     "/api/version": "Of Ollama's API.",
     "/tokenizer_info": "A tokenizer's settings; `model` says whose.",
     "/health": "Whether this gateway can answer.",
+    "/ping": "The same.",
 }
 """What takes no body."""
 ERROR = {"description": "Refused or failed: docs/api.md lists the codes."}

@@ -21,7 +21,11 @@ from inference.wire.fields import flag, honoured, read_fields, read_json_object,
 from inference.wire.openai_chat_answers import Reasoning
 from inference.wire.openai_prompts import token_ids
 
-_MODEL = openai_chat.FIELDS["model"]
+ANY_MODEL = ""
+"""The only one that there is."""
+_MODEL = honoured(
+    "model", openai_chat.FIELDS["model"].check, "Where it is left out: the only one loaded."
+)
 _SPECIAL = "The model's own special tokens around it; true for a prompt, false for a chat."
 FIELDS = table(
     _MODEL,
@@ -46,12 +50,12 @@ CHAT_NAMES = ("tools", "chat_template_kwargs", "add_generation_prompt", "continu
 
 def parse(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRequest:
     """Raises ``ApiError`` (400)."""
-    read = read_fields(read_json_object(body), FIELDS, required=("model",))
+    read = read_fields(read_json_object(body), FIELDS)
     if ("prompt" in read) == ("messages" in read):
         raise InvalidRequestError("Give 'prompt' or 'messages'.", param="prompt")
     is_chat = "messages" in read
     return TokenizeRequest(
-        model=read["model"],
+        model=read.get("model", ANY_MODEL),
         input=_chat(read) if is_chat else _text(read),
         adds_special_tokens=read.get("add_special_tokens", not is_chat),
         shows_texts=read.get("return_token_strs", False),
@@ -60,8 +64,10 @@ def parse(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRequest
 
 def parse_back(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRequest:
     """Raises ``ApiError`` (400)."""
-    read = read_fields(read_json_object(body), BACK_FIELDS, required=("model", "tokens"))
-    return TokenizeRequest(model=read["model"], input=TokensInput(prompts=[read["tokens"]]))
+    read = read_fields(read_json_object(body), BACK_FIELDS, required=("tokens",))
+    return TokenizeRequest(
+        model=read.get("model", ANY_MODEL), input=TokensInput(prompts=[read["tokens"]])
+    )
 
 
 def settings_request(model: str) -> TokenizeRequest:

@@ -15,7 +15,12 @@ from rest_framework.authentication import BaseAuthentication, SessionAuthenticat
 from rest_framework.request import Request
 
 from helexa_site.config import Config
-from inference.gateway.identity import allows_anonymous, holds_shared_key, presented_keys
+from inference.gateway.identity import (
+    API_KEY_HEADERS,
+    allows_anonymous,
+    holds_shared_key,
+    presented_keys,
+)
 from metering.api.problems import AUTHENTICATE, ProblemError
 from metering.errors import DisabledAccountError, InvalidKeyError
 from metering.key_records import AccountRecord, person_principal
@@ -53,7 +58,10 @@ class KeyAuthentication(BaseAuthentication):
 
     def authenticate(self, request: Request) -> Found | None:
         """Raises ``MeteringError``."""
-        given = presented_keys(_header(request, "authorization"), _header(request, "x-api-key"))
+        given = presented_keys(
+            _header(request, "authorization"),
+            *(_header(request, name.decode()) for name in API_KEY_HEADERS),
+        )
         if not given:
             return None
         config: Config = settings.CONFIG

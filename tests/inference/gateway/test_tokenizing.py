@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from inference.protocol.generation import ChatInput, Submit, TokenizeRequest, TokensInput
 from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 from tests.inference.gateway.fake_metering import FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron
 from tests.inference.gateway.responses_support import tokenizes
@@ -61,3 +63,18 @@ async def test_what_is_refused(
 ) -> None:
     refused = await client.post(path, {"model": "tiny", **fields})
     assert (refused.status, refused.error["param"]) == (400, param)
+
+
+async def test_the_only_model_needs_no_name(
+    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
+) -> None:
+    """The only one that is loaded, of several; or the only one that is offered."""
+    neuron.script = tokenizes
+    catalogue.listed = [ENTRY, dataclasses.replace(ENTRY, name="second", aliases=())]
+    for path, fields in (("/tokenize", {"prompt": "Hi!"}), ("/detokenize", {"tokens": [5, 6]})):
+        assert (await client.post(path, fields)).status == 200
+        assert asked(neuron).model == "tiny"
+    assert (await client.get("/tokenizer_info")).status == 200
+    catalogue.listed = [dataclasses.replace(ENTRY, name=name, aliases=()) for name in "ab"]
+    refused = await client.post("/tokenize", {"prompt": "Hi!"})
+    assert (refused.status, refused.error["param"]) == (400, "model")
