@@ -10,6 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import IO, Any
 
@@ -19,10 +20,16 @@ from inference.gateway.running import run_request
 from inference.gateway.spooling import spooled_file
 from inference.protocol.events import ANSWERS
 from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.preparing import MAX_DEATHS, broke_worker
 from inference.wire import anthropic_messages, openai_chat, openai_completions, openai_embeddings
 from inference.wire.batch_lines import BatchLine
 from inference.wire.dialect import RequestContext
-from inference.wire.errors import ApiError, InvalidRequestError, ModelNotFoundError
+from inference.wire.errors import (
+    ApiError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    RequestFailedError,
+)
 from metering.principal import Principal
 
 PARSERS: dict[str, Callable[[bytes, RequestContext], Any]] = {
@@ -31,6 +38,8 @@ PARSERS: dict[str, Callable[[bytes, RequestContext], Any]] = {
     "/v1/embeddings": openai_embeddings.parse,
     "/v1/messages": anthropic_messages.parse,
 }
+ENGINE_ENDED = frozenset({"engine_crashed", "engine_hung", "device_fault"})
+"""What a request fails with whose engine ended under it and others."""
 LOOK_FOR_ROOM_S = 0.5
 MOST_PAUSE_S = 60.0
 
@@ -40,8 +49,14 @@ class ExpiredError(Exception):
 
 
 class BatchRow:
-    def __init__(self, gateway: Gateway, line: BatchLine, *, endpoint: str) -> None:
+    def __init__(
+        self, gateway: Gateway, line: BatchLine, *, endpoint: str, alone: asyncio.Lock
+    ) -> None:
+        """``alone`` is shared by the batch's rows: those under which an engine has died run one
+        after the other, so that the row that ends it is not run beside them again."""
         self.request_id = uuid.uuid4().hex
+        self._alone = alone
+        self._num_worker_deaths = 0
         self._gateway = gateway
         self._line = line
         self._endpoint = endpoint
@@ -49,7 +64,8 @@ class BatchRow:
     async def answer(
         self, find_principal: Callable[[], Awaitable[Principal]], *, until_unix_s: float
     ) -> IO[bytes]:
-        """The body of its answer, from its beginning. What may succeed later is tried again.
+        """The body of its answer, from its beginning. What may succeed later is tried again, after
+        the end of an engine once.
         Raises ``ApiError``, ``ExpiredError``."""
         parse = partial(PARSERS[self._endpoint], self._line.body, RequestContext())
         parsed = await self._gateway.images.parsed(parse, len(self._line.body))
@@ -58,7 +74,8 @@ class BatchRow:
         while True:
             try:
                 await self._wait_for_room(_inside(parsed).model, until_unix_s)
-                return await self._run(parsed, await find_principal())
+                async with self._alone if self._num_worker_deaths else nullcontext():
+                    return await self._run(parsed, await find_principal())
             except ApiError as error:
                 if error.retry_after_s is None:
                     raise
@@ -87,12 +104,20 @@ class BatchRow:
                     has_ended = isinstance(events[-1], ANSWERS)
             call.outcome = "finished"
         except ApiError as error:
-            call.outcome = error.code
-            raise
+            failed = self._blamed(error)
+            call.outcome = failed.code
+            raise failed from error
         finally:
             call.close()
         written.seek(0)
         return written
+
+    def _blamed(self, error: ApiError) -> ApiError:
+        """What it failed with; where another engine has died under it, that it ends them."""
+        self._num_worker_deaths += error.code in ENGINE_ENDED
+        if error.code in ENGINE_ENDED and self._num_worker_deaths > MAX_DEATHS:
+            return RequestFailedError(broke_worker("an engine"))
+        return error
 
     async def _wait_for_room(self, model: str, until_unix_s: float) -> None:
         while not await self._has_room(model):

@@ -50,6 +50,8 @@ class BatchRun:
         self._is_lost = False
         """Somebody else has the lease."""
         self._writing = asyncio.Lock()
+        self._suspect_runs = asyncio.Lock()
+        """Held by a row under which an engine has died."""
         self._results = ResultFiles(store.files, batch, gateway.gateway_id)
 
     async def work(self) -> None:
@@ -139,7 +141,7 @@ class BatchRun:
                 return
 
     async def _answer(self, line: BatchLine) -> None:
-        row = BatchRow(self._gateway, line, endpoint=self._batch.endpoint)
+        row = BatchRow(self._gateway, line, endpoint=self._batch.endpoint, alone=self._suspect_runs)
         until_unix_s = self._batch.expires_at.timestamp()
         try:
             body = await row.answer(self._principal, until_unix_s=until_unix_s)

@@ -92,6 +92,14 @@ def test_problems_of_the_host_are_kept(build) -> None:
     assert Neuron.objects.get().problems == ["driver 1 does not match library 2"]
 
 
+def test_threads_that_broke_are_problems_of_the_neuron(build) -> None:
+    problem = "the thread heartbeat broke once lately and was started again: PanicException: no"
+    record(msgspec.structs.replace(build.heartbeat(), thread_problems=[problem]))
+    assert Neuron.objects.get().problems == [problem]
+    record(build.heartbeat())
+    assert Neuron.objects.get().problems == []
+
+
 def test_a_device_that_is_gone_is_gone(build) -> None:
     record(build.heartbeat(devices=[build.device(), build.device(kind="cuda")]))
     record(build.heartbeat(devices=[build.device()]))

@@ -8,6 +8,7 @@ import errno
 import itertools
 import json
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import openai
 import pytest
 import pytest_asyncio
 from anthropic.types.messages import MessageBatch
+from msgspec import to_builtins
 
 from inference.batches import services
 from inference.batches.file_store import FileStore
@@ -25,7 +27,15 @@ from inference.batches.result_files import ResultFiles
 from inference.gateway import batch_worker
 from inference.gateway.body_writer import FILE_PIECE_BYTES
 from inference.neuron.event_parts import batches_within
-from inference.protocol.events import MAX_BATCH_BYTES, Accepted, Embedded, Event, Usage
+from inference.protocol.events import (
+    MAX_BATCH_BYTES,
+    Accepted,
+    Embedded,
+    Event,
+    Failed,
+    Failure,
+    Usage,
+)
 from inference.protocol.generation import ChatInput, Submit
 from tests.inference.gateway.batches_support import (
     CHAT,
@@ -40,7 +50,7 @@ from tests.inference.gateway.batches_support import (
 )
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import FakeLedger
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
 from tests.inference.gateway.waiting import PATIENCE_S, until
 from tests.inference.image_files import data_uri, png
 
@@ -93,6 +103,45 @@ async def test_openais_batch_runs(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -
     assert all(submit.yields for submit in submits)
     assert {file.purpose for file in (await sdk.files.list()).data} == {"batch", "batch_output"}
     assert [batch.id for batch in (await sdk.batches.list()).data] == [made.id]
+
+
+async def test_a_row_that_ends_engines_is_run_twice_and_its_neighbours_are_answered(
+    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
+) -> None:
+    """It used to be run until its batch expired."""
+    num_runs: Counter[str] = Counter()
+    are_running: set[str] = set()
+    has_died = asyncio.Event()
+
+    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
+        text = json.dumps(to_builtins(submit.request))
+        name = next(name for name in ("poison", "first", "second", "third") if name in text)
+        num_runs[name] += 1
+        if name != "poison" and has_died.is_set():
+            async for events in paris(submit):
+                yield events
+            return
+        are_running.add(submit.request_id)
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
+        if name == "poison":
+            while len(are_running) < 2 and num_runs[name] == 1:
+                await asyncio.sleep(0.01)
+            has_died.set()
+        await has_died.wait()
+        failure = Failure(code="engine_crashed", message="it ended", retry_after_s=0.01)
+        yield [Failed(request_id=submit.request_id, failure=failure)]
+
+    neuron.script = script
+    made = await begin(sdk, *map(line, ("poison", "first", "second", "third")))
+    ended = await until_ended(sdk, made.id)
+    assert ended.request_counts is not None
+    assert ended.request_counts.to_dict() == {"total": 4, "completed": 3, "failed": 1}
+    (error,) = (await results(sdk, ended.error_file_id)).values()
+    assert error["custom_id"] == "poison"
+    assert error["response"]["status_code"] == 500
+    assert error["response"]["body"]["error"]["code"] == "request_broke_worker"
+    assert num_runs["poison"] == 2
+    assert max(num_runs.values()) == 2
 
 
 async def test_anthropics_batch_runs(
@@ -272,7 +321,7 @@ async def test_a_large_file_comes_and_goes_in_pieces(make_client: MakeClient) ->
 async def test_a_large_answer_is_one_line_of_the_results(
     sdk: openai.AsyncOpenAI, neuron: FakeNeuron
 ) -> None:
-    vectors = [bytes([n % 256]) * 4096 for n in range(300)]
+    vectors = [bytes([n % 100]) * 4096 for n in range(300)]
 
     async def embeds(submit: Submit) -> AsyncIterator[list[Event]]:
         yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
