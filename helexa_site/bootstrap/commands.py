@@ -219,6 +219,14 @@ def _django(arguments: list[str]) -> int:
         os.environ[LISTEN_HOST.name] = gateway_host(arguments[1:])
         _check_settings()
     from django.core.management import execute_from_command_line
+    from django.db import Error
 
-    execute_from_command_line([sys.argv[0], *arguments])
+    try:
+        execute_from_command_line([sys.argv[0], *arguments])
+    except Error as error:
+        if "--traceback" in arguments:
+            raise
+        from metering.management.output import database_words
+
+        raise BootstrapError(database_words(error)) from error
     return SUCCESS

@@ -65,12 +65,15 @@ def told() -> Iterator[None]:
     except SettingError as error:
         raise CommandError(str(error)) from error
     except DjangoDatabaseError as error:
-        reason = str(error).strip().partition("\n")[0]
-        if any(words in reason for words in CANNOT_WRITE):
-            raise CommandError(f"The database cannot be written: {reason}") from error
-        raise CommandError(
-            f"The database does not answer as it should: {reason}. {NO_DATABASE}"
-        ) from error
+        raise CommandError(database_words(error)) from error
+
+
+def database_words(error: DjangoDatabaseError) -> str:
+    """What went wrong and where to look, on one line."""
+    reason = str(error).strip().partition("\n")[0]
+    if any(words in reason for words in CANNOT_WRITE):
+        return f"The database cannot be written: {reason}"
+    return f"The database does not answer as it should: {reason}. {NO_DATABASE}"
 
 
 def window_text(budget: BudgetStatus) -> str:

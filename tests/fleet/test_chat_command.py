@@ -76,6 +76,9 @@ def test_the_newline_of_echo_is_no_part_of_the_question(
         monkeypatch.setattr("sys.stdin", StringIO(piped))
         call_command("chat", "some-model", "--url", URL, stdout=StringIO(), stderr=StringIO())
         assert asked[-1] == [{"role": "user", "content": question}]
+    monkeypatch.setattr("sys.stdin", StringIO("\n"))
+    with pytest.raises(CommandError, match="Nothing was asked"):
+        call_command("chat", "some-model", "--url", URL)
 
 
 def test_a_conversation_survives_what_stops_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:

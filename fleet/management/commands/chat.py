@@ -46,6 +46,10 @@ class Command(QuickCommand):
             messages.append({"role": "system", "content": options["system"]})
         if not sys.stdin.isatty():
             question = sys.stdin.read().removesuffix("\n")  # of echo, as shells take it off
+            if not question.strip():
+                raise CommandError(
+                    "Nothing was asked: pipe a question in, or run this in a terminal"
+                )
             self._turn(client, model, messages, question, sampling)
             return
         self.stderr.write(f"{model}. Ctrl-C stops an answer; an empty line or Ctrl-D ends.")

@@ -223,3 +223,12 @@ def test_a_failed_load_is_said_in_its_words() -> None:
     failure = LoadFailure(code="download_failed", message="pip could not download it")
     line = replica_line(replica(ReplicaStatus.FAILED, failure=failure))
     assert line.startswith("cannot be loaded: pip could not download it")
+
+
+@pytest.mark.parametrize("command", ["migrate", "ensure_default_model", "createsuperuser"])
+def test_a_database_that_cannot_be_opened_is_one_line(command: str, tmp_path: Path) -> None:
+    """Also of Django's own commands."""
+    outcome = manage(command, HELEXA_DATA_DIR=str(tmp_path / "nothing"), DATABASE_URL="")
+    assert outcome.returncode == 1
+    assert outcome.stderr.startswith("helexa: The database does not answer as it should: unable to")
+    assert outcome.stderr.count("\n") == 1

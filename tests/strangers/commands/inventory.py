@@ -1,0 +1,142 @@
+"""Every command of ours, as its own parser describes it, and how a newcomer gets it wrong.
+
+``python -m tests.strangers.commands.inventory SITUATION`` runs each case in a fork of one process
+that has imported Django, and prints a line of JSON for each. SITUATION is JSON too:
+
+    {"url": "http://127.0.0.1:1", "keys": []}
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+CASE_TIMEOUT_S = 120
+OURS = ("fleet", "metering", "metering.bench", "helexa_site")
+LONG_RUNNING = frozenset({("gateway",), ("runserver",), ("bench", "run"), ("tp_smoke",)})
+"""They go on when they have all that they need: these are only run with what is refused."""
+LIMITED = {("deploy_gate",): ["--timeout", "1"], ("status",): []}
+"""What keeps a command from waiting for a server that may come back."""
+BEFORE_DJANGO = (["serve"], ["neuron"], ["doctor"], ["environment", "gateway"])
+NO_SUCH_FLAG = "--no-such-flag"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    words: tuple[str, ...]
+    flags: frozenset[str]
+    values: tuple[str, ...]
+    """For what it needs, none of which exists."""
+
+
+def entries() -> Iterator[Entry]:
+    from django.core.management import get_commands, load_command_class
+
+    for name, app in sorted(get_commands().items()):
+        if app in OURS and isinstance(app, str):
+            yield from _entries((name,), load_command_class(app, name).create_parser("", name))
+
+
+def _entries(words: tuple[str, ...], parser: argparse.ArgumentParser) -> Iterator[Entry]:
+    inner = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    for action in inner:
+        for name, sub in action.choices.items():
+            yield from _entries((*words, name), sub)
+    if not inner:
+        flags = frozenset(flag for one in parser._actions for flag in one.option_strings)
+        yield Entry(words, flags, tuple(_values(parser)))
+
+
+def _values(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        value = str(next(iter(action.choices))) if action.choices else "1"
+        if action.option_strings and action.required:
+            yield from (action.option_strings[0], value)
+        elif not action.option_strings and action.nargs not in ("?", "*"):
+            yield value if action.choices or action.type is not None else "no-such-thing"
+
+
+def cases(url: str, keys: list[str]) -> Iterator[list[str]]:
+    """Without a key: everything that has nothing to do with a server, and a server that is away."""
+    for entry in entries():
+        words = list(entry.words)
+        full = [*words, *entry.values, *LIMITED.get(entry.words, [])]
+        if not keys:
+            yield [*words, "--help"]
+            yield [*words, *entry.values, NO_SUCH_FLAG]
+            if entry.values:
+                yield words
+            if entry.words not in LONG_RUNNING:
+                yield full
+            if "--url" in entry.flags:
+                yield [*full, "--url", "nonsense"]
+                yield [*full, "--url", url]
+        elif "--url" in entry.flags and entry.words not in LONG_RUNNING:
+            yield from ([*full, "--url", url, "--key", key] for key in keys)
+    if not keys:
+        for words in BEFORE_DJANGO:
+            yield from ([*words, "--help"], [*words, NO_SUCH_FLAG])
+        yield from (["no-such-command"], ["accounts"], ["keys"], ["models"], ["neurons"], ["bench"])
+
+
+def run_case(words: list[str]) -> dict[str, Any]:
+    """``code`` is negative for a signal, SIGALRM's where it took too long."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        child = os.fork()
+        if child == 0:
+            _become(words, output.fileno(), errors.fileno())
+        _, status = os.waitpid(child, 0)
+        output.seek(0)
+        errors.seek(0)
+        return {
+            "words": words,
+            "code": os.waitstatus_to_exitcode(status),
+            "output": output.read(),
+            "errors": errors.read(),
+        }
+
+
+def _become(words: list[str], output: int, errors: int) -> None:
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    signal.alarm(CASE_TIMEOUT_S)
+    from helexa_site.bootstrap.commands import run
+
+    sys.argv = ["manage.py", *words]
+    code: Any = 1
+    try:
+        code = run(words)
+    except SystemExit as ended:
+        code = ended.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:  # noqa: BLE001 - it is what is looked for
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code or 0)
+
+
+def main() -> None:
+    import django
+
+    django.setup()
+    situation = json.loads(sys.argv[1])
+    for words in cases(situation["url"], situation["keys"]):
+        print(json.dumps(run_case(words)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Whatever a newcomer gets wrong, a command and a script say it in a sentence and an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live.serving import REPOSITORY_DIR, Serve, free_port, serve_environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
+
+USAGE_CODE = 2
+SCRIPTS = {
+    "bench": ("--help", "--no-such-flag"),
+    "bench-gateway": ("--help", "--no-such-flag"),
+    "try-clients": ("--help", "--no-such-flag"),
+    "in-environment": ("", "no_such_package no.such.module"),
+    "rolling-deploy": ("", "--help", "--no-such-flag", "--upgrade", "--upgrade true"),
+    "validate-neuron": ("", "--help"),
+}
+"""How each is called, without anything that it could do."""
+WITHOUT_ARGUMENTS = {"check"}
+"""It takes none, and does all of its work."""
+
+
+def ran(situation: dict[str, Any], data_dir: Path) -> list[dict[str, Any]]:
+    environment = serve_environment() | {
+        "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
+        "HELEXA_DATA_DIR": str(data_dir),
+        "PYTHONPATH": str(REPOSITORY_DIR),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.strangers.commands.inventory", json.dumps(situation)],
+        env=environment,
+        cwd=REPOSITORY_DIR,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=800,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def problems_of(case: dict[str, Any]) -> str | None:
+    words, code, said = " ".join(case["words"]), case["code"], case["output"] + case["errors"]
+    if "Traceback (most recent call last)" in said:
+        return f"{words}: a traceback: {said[-600:]}"
+    if code < 0:
+        return f"{words}: it was ended by signal {-code}"
+    if "--help" in case["words"] and (code != 0 or "usage: " not in said):
+        return f"{words}: no help: {code}, {said[-200:]}"
+    if "--no-such-flag" in case["words"] and (code == 0 or "--no-such-flag" not in said):
+        return f"{words}: the flag is not refused by name: {code}, {said[-200:]}"
+    if code != 0 and not case["errors"].strip() and case["words"][0] not in ("deploy_gate",):
+        return f"{words}: it failed without a word on standard error"
+    return None
+
+
+def test_there_is_an_inventory(tmp_path: Path) -> None:
+    cases = ran({"url": f"http://127.0.0.1:{free_port()}", "keys": []}, tmp_path / "nothing")
+    assert len(cases) > 150
+    assert [problem for case in cases if (problem := problems_of(case))] == []
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    serve = Serve(tmp_path_factory.mktemp("keys") / "var", "--no-model")
+    try:
+        serve.wait_ready()
+        yield serve
+    finally:
+        serve.end()
+
+
+def weak_key(server: Serve) -> str:
+    """Of an account that may read its own usage alone."""
+    manage = [sys.executable, str(REPOSITORY_DIR / "manage.py")]
+    environment = server.find("gateway").environ()
+    subprocess.run([*manage, "accounts", "create", "weak"], env=environment, check=True)
+    words = ("keys", "create", "weak", "--scopes", "usage:read", "--json")
+    made = subprocess.check_output([*manage, *words], env=environment)
+    return str(json.loads(made)["key"])
+
+
+def test_a_key_without_the_scope_is_refused_in_a_sentence(server: Serve, tmp_path: Path) -> None:
+    key = weak_key(server)
+    cases = ran({"url": server.url, "keys": [key, "hx-nobodys"]}, tmp_path / "nothing")
+    assert len(cases) > 40
+    assert [problem for case in cases if (problem := problems_of(case))] == []
+    asked = [case for case in cases if case["words"][0] in ("models", "neurons") and case["code"]]
+    assert any("fleet:read" in case["errors"] for case in asked)
+    for script in ("validate-neuron", "rolling-deploy"):
+        arguments = ["--upgrade", "true", "beast"] if script == "rolling-deploy" else ["beast"]
+        done = script_run(script, *arguments, HELEXA_URL=server.url, HELEXA_API_KEY=key)
+        assert done.returncode == 1
+        assert "fleet:read" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def script_run(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [str(REPOSITORY_DIR / "scripts" / name), *arguments],
+        env=serve_environment() | {"PATH": path} | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_every_script_is_in_the_inventory() -> None:
+    names = {path.name for path in (REPOSITORY_DIR / "scripts").iterdir() if path.is_file()}
+    assert names == {*SCRIPTS, *WITHOUT_ARGUMENTS}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [(name, words) for name, calls in SCRIPTS.items() for words in calls]
+)
+def test_a_script_says_how_it_is_called(name: str, arguments: str) -> None:
+    done = script_run(name, *arguments.split())
+    said = done.stdout + done.stderr
+    assert "Traceback" not in said
+    assert said.strip()
+    if arguments == "--help" and done.returncode == 0:
+        assert "usage: " in said
+    else:
+        assert done.returncode in (1, USAGE_CODE)
+
+
+@pytest.mark.parametrize("name", ["validate-neuron", "rolling-deploy"])
+def test_a_server_that_is_away_is_said(name: str) -> None:
+    arguments = ["--upgrade", "true", "beast"] if name == "rolling-deploy" else ["beast"]
+    done = script_run(name, *arguments, HELEXA_URL=f"http://127.0.0.1:{free_port()}")
+    assert done.returncode == 1
+    assert "does not answer" in done.stderr
+    assert "Traceback" not in done.stderr
