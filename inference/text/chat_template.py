@@ -6,10 +6,12 @@ are transformers' own, so a template sees here what it sees there.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from inference.protocol.generation import ChatInput, ChatMessage, ToolDefinition
@@ -36,6 +38,10 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
     }
 )
 """What a client's template_kwargs may not be called: the renderer's own arguments."""
+
+TOOLS_INTRODUCTION = (
+    "Answer with a call of a tool, as JSON with its name and its arguments. The tools:\n"
+)
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """What templates call the switch: Qwen and most others; DeepSeek and Granite."""
@@ -78,11 +84,14 @@ class ChatTemplate:
         """The prompt, as a rule up to where the assistant speaks, special tokens (bos too) written
         out.
 
-        Raises ``TemplateRenderError`` for a chat with tools or images that the template cannot
-        express; without them a refusing template is replaced by ChatML. Raises ``MemoryError``
-        where there is too little memory.
+        Tools of which a call is forced stand in a system turn where the template has no place for
+        them. Raises ``TemplateRenderError`` for a chat with tools or images that it cannot express;
+        without them a refusing template is replaced by ChatML. Raises ``MemoryError`` where there
+        is too little memory.
         """
         _check_kwargs(chat.template_kwargs)
+        if self.sources.for_tools is None and chat.tool_choice.mode == "required":
+            chat = _with_described_tools(chat)
         source = self._source(chat)
         if source is None:
             if _has_images(chat):
@@ -147,6 +156,20 @@ class ChatTemplate:
         )
         prompts, _ = rendered
         return str(prompts[0])
+
+
+def _with_described_tools(chat: ChatInput) -> ChatInput:
+    """The tools in a system turn of their own, for a template without a place for them. A grammar
+    holds the answer to a call, so that the model need not know how one is written."""
+    callable_ = [tool for tool in chat.tools if chat.tool_choice.name in (None, tool.name)]
+    told = "\n".join(json.dumps(_tool(tool)["function"]) for tool in callable_)
+    num_first = next(
+        (index for index, one in enumerate(chat.messages) if one.role != "system"),
+        len(chat.messages),
+    )
+    described = ChatMessage(role="system", content=TOOLS_INTRODUCTION + told)
+    messages = [*chat.messages[:num_first], described, *chat.messages[num_first:]]
+    return msgspec.structs.replace(chat, tools=[], messages=messages)
 
 
 def _template_kwargs(chat: ChatInput) -> dict[str, Any]:

@@ -213,6 +213,31 @@ def test_a_template_without_tools_refuses_them() -> None:
         _render("{{ messages[0].content }}", _chat(("user", "x"), tools=[TOOL]))
 
 
+@pytest.mark.parametrize("source", [REFUSES_SYSTEM, FIRST_SYSTEM_ONLY, None])
+def test_a_forced_call_needs_no_place_for_tools(source: str | None) -> None:
+    """The tools that may be called are described in a system turn, wherever that goes."""
+    city = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools = [
+        ToolDefinition(name="weather", path="tools[0]", description="Of a town.", parameters=city),
+        ToolDefinition(name="other", path="tools[1]"),
+    ]
+    turns = (("system", "Be brief."), ("user", "x"))
+    named = _chat(*turns, tools=tools, tool_choice=ToolChoice(mode="required", name="weather"))
+    rendered = _render(source, named)
+    assert "Be brief." in rendered and "Of a town." in rendered and '"city"' in rendered
+    assert '"other"' not in rendered
+    assert '"other"' in _render(
+        source, _chat(*turns, tools=tools, tool_choice=ToolChoice(mode="required"))
+    )
+    for mode in ("auto", "none"):
+        chat = _chat(*turns, tools=tools, tool_choice=ToolChoice(mode=mode))
+        if mode == "auto":
+            with pytest.raises(NoPlaceForToolsError):
+                _render(source, chat)
+        else:
+            assert "Of a town." not in _render(source, chat)
+
+
 def test_system_turns_become_one_first_turn() -> None:
     source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     chat = _chat(("system", "a"), ("user", "x"), ("system", "b"))
