@@ -1,4 +1,4 @@
-"""Schemathesis against the fleet's OpenAPI document: the server answers as it says, whatever comes."""
+"""Schemathesis against the fleet's OpenAPI document: the server answers as that says."""
 
 from __future__ import annotations
 
