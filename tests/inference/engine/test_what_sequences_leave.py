@@ -1,0 +1,88 @@
+"""What sequences leave in an engine: none is found by the garbage collector alone, and a full
+collection does not look at the blocks that are kept for later prompts."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from inference.engine.admission import EngineLimits
+from inference.engine.engine import Engine
+from inference.engine.executor import TensorExecutor
+from inference.engine.faults import containment
+from inference.engine.kv_cache import KVCache
+from inference.engine.load.build import build_engine
+from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.scheduler import Scheduler
+from inference.engine.scheduling.sequence import Sequence
+from inference.protocol.engine import CancelSequence, SubmitSequence
+from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
+from tests.inference.engine.test_engine import CountingExecutor
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def sequences() -> list[Sequence]:
+    return [there for there in gc.get_objects() if isinstance(there, Sequence)]
+
+
+@pytest.mark.parametrize("stage", ["forward", "sampling"])
+def test_sequences_that_ended_are_freed_at_once(
+    llama: Any, stage: Any, no_collector: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those at fault too, whose exceptions' tracebacks led to them."""
+    monkeypatch.setattr(containment.log, "disabled", True)  # pytest keeps what is logged
+    before = sequences()  # kept, so that no new one has the id of an old one
+    known = {id(there) for there in before}
+    engine = build_engine(
+        llama.model,
+        context_tokens=256,
+        num_kv_blocks=4096 // llama.block_tokens,
+        block_tokens=llama.block_tokens,
+    )
+    assert isinstance(engine._executor, TensorExecutor)
+    engine._executor = FaultyExecutor(engine._executor, stage=stage, after=2)
+    for number, kind in enumerate((Kind.BAD_SHAPE, Kind.NOT_A_NUMBER, Kind.TOO_LARGE, 5, 6, 7)):
+        params = SamplingParams(
+            max_tokens=8, temperature=0.8, seed=number, top_logprobs=2, frequency_penalty=0.5
+        )
+        command = SubmitSequence(sequence_id=str(number), token_ids=[kind, 1, 2, 3], params=params)
+        engine.submit(command)
+    for _ in range(4):
+        engine.step()
+    engine.cancel(CancelSequence(sequence_id="5"))
+    while engine.has_work:
+        engine.step()
+    engine._executor._schedule = type(engine._executor._schedule)()
+    assert [there.sequence_id for there in sequences() if id(there) not in known] == []
+
+
+def test_a_full_collection_does_not_look_at_kept_blocks(no_collector: None) -> None:
+    engine = Engine(
+        CountingExecutor(),
+        Scheduler(KVCache(4000, 32), SchedulerLimits(prefill_tokens_per_step=8192)),
+        EngineLimits(context_tokens=4096, vocab_size=100_000),
+    )
+    before = len(gc.get_objects())
+    numbers = random.Random(1)
+    for number in range(40):
+        prompt = [numbers.randrange(90_000) for _ in range(3200)]
+        params = SamplingParams(max_tokens=1)
+        engine.submit(SubmitSequence(sequence_id=str(number), token_ids=prompt, params=params))
+        while engine.has_work:
+            engine.step()
+    del prompt
+    for _ in range(2):  # the first finds that tuples of numbers lead nowhere
+        gc.collect()
+    assert len(gc.get_objects()) - before < 1000
