@@ -67,6 +67,17 @@ async def paris(submit: Submit) -> AsyncIterator[list[Event]]:
     ]
 
 
+async def prepared(submit: Submit) -> AsyncIterator[list[Event]]:
+    """Of a request for no tokens: its prompt is computed, and nothing else."""
+    request_id = submit.request_id
+    yield [Accepted(request_id=request_id, prompt_tokens=7)]
+    usage = Usage(prompt_tokens=7, completion_tokens=0)
+    yield [
+        ChoiceFinished(request_id=request_id, reason="length"),
+        Finished(request_id=request_id, usage=usage),
+    ]
+
+
 async def endless(submit: Submit) -> AsyncIterator[list[Event]]:
     yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
     while True:

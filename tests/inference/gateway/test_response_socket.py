@@ -18,7 +18,7 @@ from inference.protocol.generation import GenerationRequest, Submit
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.asgi_socket import AsgiSocket
 from tests.inference.gateway.conftest import MakeClient
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing, paris
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing, paris, prepared
 from tests.inference.gateway.responses_support import (
     QUESTION,
     RESPONSES,
@@ -162,8 +162,10 @@ async def test_a_prompt_is_prepared_without_an_answer(
     client: AsgiClient, neuron: FakeNeuron
 ) -> None:
     async with connect(client) as socket:
-        prepared = await socket.turn(create(generate=False, instructions="Be brief."))
-        response = prepared[-1]["response"]
+        neuron.script = prepared
+        turn = await socket.turn(create(generate=False, instructions="Be brief."))
+        response = turn[-1]["response"]
+        neuron.script = paris
         await socket.turn(create(previous_response_id=response["id"], input="Go on."))
     submitted = neuron.frames[0].request  # type: ignore[union-attr]
     assert isinstance(submitted, GenerationRequest) and submitted.sampling.max_tokens == 0
