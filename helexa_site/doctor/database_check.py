@@ -11,6 +11,7 @@ from django.db.migrations.executor import MigrationExecutor
 from helexa_site.config import Config
 from helexa_site.doctor.findings import Finding, failed, ok, warning
 from helexa_site.migration_guard import NewerSchemaError, ensure_schema_is_not_newer
+from helexa_site.program import program
 
 CHECK = "database"
 MIN_POSTGRESQL = 140000
@@ -42,7 +43,7 @@ def _schema() -> Iterator[Finding]:
         yield failed(
             CHECK,
             f"{len(missing)} migrations are missing, {missing[0][0]} first",
-            "manage.py migrate (serve does so by itself)",
+            f"{program()} migrate (serve does so by itself)",
         )
     else:
         yield ok(CHECK, f"{connection.vendor} answers, and its tables are of this version")
@@ -75,7 +76,7 @@ def _sqlite() -> Iterator[Finding]:
         cursor.execute("PRAGMA quick_check(1)")
         found = cursor.fetchone()[0]
     if found != "ok":
-        yield failed(CHECK, f"the file is damaged: {found}", "manage.py restore the last backup")
+        yield failed(CHECK, f"the file is damaged: {found}", f"{program()} restore the last backup")
 
 
 def _how_to_reach(config: Config) -> str:

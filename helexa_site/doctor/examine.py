@@ -16,6 +16,7 @@ from helexa_site.bootstrap.requirements import (
 from helexa_site.config import Config, read_config
 from helexa_site.databases import database_settings
 from helexa_site.doctor.findings import Finding, failed, ok, warning
+from helexa_site.program import program
 from inference.settings.setting import SettingError
 from inference.settings.table import refusals
 
@@ -85,7 +86,7 @@ def _packages() -> Iterator[Finding]:
     # A gateway of its own has no torch.
     is_neuron = installed_version("torch") is not None
     name = REQUIREMENTS if is_neuron else GATEWAY_REQUIREMENTS
-    how = "manage.py serve or manage.py neuron installs them"
+    how = f"{program()} serve or {program()} neuron installs them"
     if (REPOSITORY_DIR / name).is_file():
         wanted = read_requirements(REPOSITORY_DIR / name)
     else:

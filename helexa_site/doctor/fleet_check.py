@@ -8,6 +8,7 @@ from fleet.errors import SnapshotUnavailableError
 from fleet.live import read_live_fleet, redis_client
 from fleet.reports import Report
 from helexa_site.doctor.findings import Finding, ok, warning
+from helexa_site.program import program
 from inference.version import VERSION
 
 CHECK = "fleet"
@@ -27,7 +28,7 @@ def findings_of(reports: Sequence[Report]) -> Iterator[Finding]:
         yield warning(
             CHECK,
             "no neuron reports",
-            "start one: manage.py serve, or manage.py neurons invite NAME for another host",
+            f"start one: {program()} serve, or {program()} neurons invite NAME for another host",
         )
     for report in reports:
         heartbeat = report.heartbeat
@@ -42,7 +43,7 @@ def findings_of(reports: Sequence[Report]) -> Iterator[Finding]:
         for problem in problems:
             text, _, mend = problem.partition(": ")
             yield warning(
-                CHECK, f"{report.name}: {text}", mend or f"run manage.py doctor on {report.name}"
+                CHECK, f"{report.name}: {text}", mend or f"run {program()} doctor on {report.name}"
             )
         if heartbeat.version != VERSION:
             yield warning(

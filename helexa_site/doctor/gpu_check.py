@@ -12,6 +12,7 @@ from typing import Any
 
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.doctor.findings import Finding, failed, ok, warning
+from helexa_site.program import Installation, installation, program
 from inference.environment import Role, environment_for
 
 CHECK = "gpu"
@@ -43,6 +44,12 @@ def gpu_findings(command: tuple[str, ...] = COMMAND) -> Iterator[Finding]:
         yield from findings_of(told)
 
 
+def _bringing_torch() -> str:
+    if installation() is Installation.WHEEL:
+        return "install helexa's wheel with its extra: pip install 'helexa-….whl[neuron]'"
+    return f"{program()} neuron"
+
+
 def findings_of(told: dict[str, Any]) -> Iterator[Finding]:
     """What follows from what ``inference.neuron.host_check`` says. Pure."""
     for problem in told["problems"]:
@@ -50,7 +57,7 @@ def findings_of(told: dict[str, Any]) -> Iterator[Finding]:
         yield failed(CHECK, text, mend or "see the troubleshooting page")
     if told["torch"] is None:
         yield warning(
-            CHECK, "torch is not installed: no model can be loaded here", "manage.py neuron"
+            CHECK, "torch is not installed: no model can be loaded here", _bringing_torch()
         )
     elif _is_older(told["driver_cuda"], told["torch_cuda"]):
         yield failed(

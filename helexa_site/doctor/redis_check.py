@@ -11,6 +11,7 @@ import redis
 
 from helexa_site.config import Config
 from helexa_site.doctor.findings import Finding, failed, ok, warning
+from helexa_site.program import program
 
 CHECK = "redis"
 CLOCK = "clock"
@@ -101,5 +102,7 @@ def _time_of(client: redis.Redis) -> float:
 
 def _how_to_reach(config: Config) -> str:
     if config.redis_url.startswith("unix://"):
-        return "manage.py serve runs it: start that, or set REDIS_URL"
-    return "start manage.py serve here, or set REDIS_URL to a Redis that runs and lets this host in"
+        return f"{program()} serve runs it: start that, or set REDIS_URL"
+    return (
+        f"start {program()} serve here, or set REDIS_URL to a Redis that runs and lets this host in"
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 from helexa_site.bootstrap.arguments import is_loopback
 from helexa_site.config import SECRET_KEY_FILE, Config
 from helexa_site.doctor.findings import Finding, failed, ok, warning
+from helexa_site.program import program
 from inference.settings.gateway import LISTEN_HOST, TRUSTED_PROXIES
 from inference.settings.table import NAMES, PREFIX, SETTINGS, unknown_names
 
@@ -49,7 +50,7 @@ def _who_may_ask(config: Config) -> Iterator[Finding]:
         yield warning(
             CHECK,
             f"anybody who reaches {host} may use every model without a key",
-            "set HELEXA_ALLOW_ANONYMOUS=0 and make keys: manage.py keys create ACCOUNT",
+            f"set HELEXA_ALLOW_ANONYMOUS=0 and make keys: {program()} keys create ACCOUNT",
         )
 
 

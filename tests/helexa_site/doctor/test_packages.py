@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.doctor import examine
+from helexa_site.doctor import examine, gpu_check
+from helexa_site.program import Installation
 
 MET = f"psutil=={metadata.version('psutil')}"
 
@@ -28,3 +29,11 @@ def test_a_wheel_is_held_to_its_own_pins(
     (finding,) = examine._packages()
     assert finding.level == level
     assert text in finding.text
+
+
+def test_a_wheel_without_torch_is_told_of_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ``helexa neuron`` installs nothing."""
+    monkeypatch.setattr(gpu_check, "installation", lambda: Installation.WHEEL)
+    told = {"problems": [], "torch": None, "driver_cuda": None, "torch_cuda": None, "driver": None}
+    (warned, *_) = gpu_check.findings_of(told)
+    assert "[neuron]" in warned.mend
