@@ -199,8 +199,8 @@ def _vision_problems(vision: VisionConfig, config: ModelConfig) -> Iterator[str]
 
 
 def _beyond(name: str, size: int, most: int = MOST_OF_ANYTHING) -> Iterator[str]:
-    if not 1 <= size <= most:
-        yield f"{name} is {size}, not from 1 to {most}"
+    if not isinstance(size, int) or not 1 <= size <= most:
+        yield f"{name} is {size!r}, not a whole number from 1 to {most}"
 
 
 def _not_finite(name: str, number: float) -> Iterator[str]:

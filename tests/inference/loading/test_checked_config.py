@@ -179,6 +179,7 @@ WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"mixers": ("attention",)}, "1 layers are listed"),
     ({"mixers": ("sliding",) * 2}, "within a window"),
     ({"sliding_window": 0}, "sliding_window is 0"),
+    ({"sliding_window": 20.0}, "sliding_window is 20.0, not a whole number"),
     (SPARSE, "experts that are not declared"),
     ({"rotary_dim": 18}, "18 features of each head of 16"),
     ({"rotary_dim": 7}, "7 features"),
