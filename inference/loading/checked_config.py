@@ -18,6 +18,9 @@ from inference.models.mamba_config import MambaConfig
 from inference.models.state_config import ShortConvConfig
 from inference.models.vision_config import VisionConfig
 
+LARGEST_NUMBER = 3.4028234e38
+"""Of float32, which models compute in. What is not a number is never at most that."""
+
 
 def check_config(config: ModelConfig) -> ModelConfig:
     """``config`` itself. Raises ``BadFileError``, naming the first number that makes no sense."""
@@ -171,7 +174,7 @@ def _mamba_problems(mamba: MambaConfig) -> Iterator[str]:
     if mamba.num_heads % mamba.num_groups:
         yield f"{mamba.num_heads} heads of Mamba-2 are not in {mamba.num_groups} equal groups"
     low, high = mamba.step_limit
-    if not 0 <= low < high:
+    if not 0 <= low < high or (math.isfinite(high) and high > LARGEST_NUMBER):
         yield f"Mamba-2's steps are limited to {low} … {high}"
 
 
@@ -204,10 +207,10 @@ def _beyond(name: str, size: int, most: int = MOST_OF_ANYTHING) -> Iterator[str]
 
 
 def _not_finite(name: str, number: float) -> Iterator[str]:
-    if not math.isfinite(number):
+    if not abs(number) <= LARGEST_NUMBER:
         yield f"{name} is {number}"
 
 
 def _not_positive(name: str, number: float) -> Iterator[str]:
-    if not (math.isfinite(number) and number > 0):
+    if not 0 < number <= LARGEST_NUMBER:
         yield f"{name} is {number}, not a finite number above 0"

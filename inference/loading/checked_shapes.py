@@ -98,9 +98,7 @@ def _expected(tensor: TensorRole, names: Collection[str]) -> Iterator[tuple[str,
 
 
 def _is_same(tensor: TensorRole, expected: Shape, found: Shape) -> bool:
-    """Files may leave out axes of one entry, and GGUF adds one to a vector of a state."""
+    """Files may leave out axes of one entry."""
     if tensor.may_be_folded:
         return math.prod(found) == math.prod(expected)
-    if tensor.role == "state" and len(expected) == 1 and found == (*expected, 1):
-        return True
     return found in (expected, tuple(size for size in expected if size != 1))

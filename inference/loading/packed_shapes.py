@@ -15,6 +15,7 @@ from inference.models.families.quantization import Quantization
 WORD_BITS = 32
 FLOATS = frozenset({"F32", "F16", "BF16"})
 WORDS = frozenset({"I32"})
+INTEGERS = "I8"
 INDICES = frozenset({"I32", "I64"})
 
 Shape = tuple[int, ...]
@@ -84,6 +85,8 @@ def check_scaled(files: Headers, name: str, scale: str, block: tuple[int, int]) 
         count in (1, size) or count == -(-size // width) or (0 < count <= size and not size % count)
         for count, size, width in zip(sides, shape, block, strict=True)
     )
+    if files.format_of(name) == INTEGERS:  # those have no scales of blocks
+        is_known = is_known and sides[0] in (1, shape[0])
     if not is_known:
         raise BadFileError(
             f"{scale} is {shape_in_words(found)}, which are no scales of rows, blocks or groups of "

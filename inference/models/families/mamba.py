@@ -98,7 +98,7 @@ def mamba_tensors(config: ModelConfig) -> Iterator[TensorRole]:
     yield TensorRole(f"{prefix}conv1d.weight", "conv", (*channels, 1, mamba.conv_kernel))
     if mamba.has_conv_bias:
         yield TensorRole(f"{prefix}conv1d.bias", "conv", channels)
+    # GGUF holds vectors of heads as columns, and the norm's numbers group by group.
     for name in (mamba.decay, "dt_bias", "D"):
-        yield TensorRole(prefix + name, "state", heads)
-    # GGUF holds the norm's numbers group by group.
+        yield TensorRole(prefix + name, "state", heads, may_be_folded=True)
     yield TensorRole(f"{prefix}norm.weight", "norm", (mamba.features,), may_be_folded=True)

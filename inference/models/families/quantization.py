@@ -39,7 +39,9 @@ class Quantization:
 def read_quantization(config: Json) -> Quantization | None:
     """``None`` of dense weights. Raises ``BadFileError`` for what is not read, by its name."""
     declared = _declared(config)
-    method = declared.get("quant_method", "unknown")
+    method, bits = declared.get("quant_method", "unknown"), declared.get("bits")
+    if bits is not None and not isinstance(bits, int):
+        raise BadFileError(f"quantization_config: bits is {bits!r}, not a whole number")
     if not declared or (method == MXFP4 and config.get("model_type") == MXFP4_MODEL):
         return None
     match method:

@@ -189,6 +189,8 @@ WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"delta": replace(DELTA, conv_kernel=0)}, "conv_kernel is 0"),
     ({"mamba": replace(MAMBA, num_groups=3)}, "3 equal groups"),
     ({"mamba": replace(MAMBA, step_limit=(1.0, 0.5))}, "limited to 1.0"),
+    ({"mamba": replace(MAMBA, step_limit=(0.0, 1e300))}, "limited to 0.0 … 1e+300"),
+    ({"rope_theta": 1e300}, "rope_theta is 1e+300"),
     ({"short_conv": ShortConvConfig(channels=-64, kernel=3)}, "channels of a convolution is -64"),
     ({"rope_scaling": replace(YARN, original_max_positions=0)}, "original positions is 0"),
     ({"rope_scaling": replace(YARN, beta_fast=math.nan)}, "beta_fast is nan"),

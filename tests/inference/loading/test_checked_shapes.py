@@ -213,7 +213,7 @@ def test_axes_of_one_entry_may_be_left_out_and_not_added() -> None:
             check_tensors(config, Declared(files | {f"{mlp}_gate.weight": (64,), name: wrong}))
 
 
-def test_a_state_may_have_one_more_axis_of_one_entry() -> None:
+def test_vectors_of_a_state_may_be_folded() -> None:
     shape = MambaConfig(num_heads=4, head_dim=16, num_groups=2, state_size=16, conv_kernel=4)
     config = replace(CONFIG, architecture="bamba", mixers=("mamba",), mamba=shape, mlps=())
     files: dict[str, tuple[int, ...]] = {
@@ -226,7 +226,7 @@ def test_a_state_may_have_one_more_axis_of_one_entry() -> None:
         f"{prefix}norm.weight": (2, 32),
     }
     check_tensors(config, Declared(files | as_gguf))
-    for name, wrong in ((f"{prefix}D", (1, 4)), (f"{prefix}conv1d.weight", (4, 128))):
+    for name, wrong in ((f"{prefix}D", (1, 5)), (f"{prefix}conv1d.weight", (4, 128))):
         with pytest.raises(WrongShapeError, match=f"{name} is"):
             check_tensors(config, Declared(files | {name: wrong}))
 

@@ -355,12 +355,24 @@ def test_a_group_that_has_no_scales_is_refused_when_it_is_read(tmp_path: Path) -
         files.stored("m.q_proj.weight")
 
 
-@pytest.mark.parametrize("scales", [(3, 1), (64, 2, 1), (64, 7), (65, 1)])
+@pytest.mark.parametrize(
+    ("scales", "dtype"),
+    [
+        *((scales, torch.float8_e4m3fn) for scales in ((3, 1), (64, 2, 1), (64, 7), (65, 1))),
+        ((2, 2), torch.int8),
+    ],
+)
 def test_scales_of_no_rows_blocks_or_groups_are_refused(
-    scales: tuple[int, ...], tmp_path: Path
+    scales: tuple[int, ...], dtype: torch.dtype, tmp_path: Path
 ) -> None:
     path = tmp_path / "x.safetensors"
-    weight = torch.zeros(64, 96).to(torch.float8_e4m3fn)
+    weight = torch.zeros(64, 96).to(dtype)
     save_file({"m.weight": weight, "m.weight_scale": torch.ones(scales)}, path)
     with pytest.raises(BadFileError, match="no scales of rows, blocks or groups"):
         PackedFiles(SafetensorsFiles([path], is_quantized=True), Quantization(method="fp8"))
+
+
+def test_bits_are_a_whole_number() -> None:
+    declared = {"quant_method": "gptq", "bits": 4.0}
+    with pytest.raises(BadFileError, match=r"bits is 4\.0, not a whole number"):
+        read_quantization({"quantization_config": declared})
