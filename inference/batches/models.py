@@ -19,6 +19,9 @@ class StoredFile(models.Model):
     purpose = models.CharField(max_length=32)
     size_bytes = models.PositiveBigIntegerField()
     created_at = models.DateTimeField()
+    expires_at = models.DateTimeField(
+        null=True, blank=True, db_index=True, help_text="From then on it is not found."
+    )
 
     class Meta:
         ordering = ["-created_at", "-id"]

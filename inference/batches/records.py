@@ -38,6 +38,8 @@ class FileRecord:
     purpose: str
     size_bytes: int
     created_at: datetime
+    expires_at: datetime | None = None
+    """From then on it is not found, and its content is deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ Row = TypeVar("Row", bound=Model)
 def file_find(file_id: str, *, account: str) -> FileRecord | None:
     if not is_id(file_id):
         return None
-    row = StoredFile.objects.filter(pk=file_id, account=account).first()
+    row = _kept_files(account).filter(pk=file_id).first()
     return None if row is None else file_record(row)
 
 
@@ -25,7 +25,7 @@ def file_list(
     *, account: str, limit: int, after: str | None = None, purpose: str | None = None
 ) -> list[FileRecord]:
     """The newest first; one more than ``limit`` where there are more."""
-    rows = StoredFile.objects.filter(account=account)
+    rows = _kept_files(account)
     if purpose is not None:
         rows = rows.filter(purpose=purpose)
     return [file_record(row) for row in _behind(rows, after)[: limit + 1]]
@@ -33,9 +33,20 @@ def file_list(
 
 def account_usage(account: str, using: str = "default") -> Used:
     """The files that it keeps."""
-    rows = StoredFile.objects.using(using).filter(account=account)
+    rows = _kept_files(account, using)
     total = rows.aggregate(number=Count("pk"), size_bytes=Sum("size_bytes"))
     return Used(number=total["number"], size_bytes=int(total["size_bytes"] or 0))
+
+
+def files_expired(limit: int) -> list[str]:
+    """The ids of files of any account that are past their time."""
+    rows = StoredFile.objects.filter(expires_at__lte=timezone.now()).order_by("expires_at")
+    return list(rows.values_list("pk", flat=True)[:limit])
+
+
+def _kept_files(account: str, using: str = "default") -> QuerySet[StoredFile]:
+    rows = StoredFile.objects.using(using).filter(account=account)
+    return rows.exclude(expires_at__lte=timezone.now())
 
 
 def num_open_batches(account: str, using: str = "default") -> int:

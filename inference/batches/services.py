@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -39,9 +39,12 @@ def file_add(
     purpose: str,
     size_bytes: int,
     quota: Quota,
+    lasts: timedelta | None = None,
     using: str = "default",
 ) -> FileRecord:
-    """Raises ``QuotaFullError`` where the account keeps as many as it may."""
+    """``lasts``: until it expires. Raises ``QuotaFullError`` where the account keeps as many as it
+    may."""
+    now = timezone.now()
     with account_locked("files", account, using):
         quota.check(account_usage(account, using), size_bytes)
         row = StoredFile.objects.using(using).create(
@@ -50,7 +53,8 @@ def file_add(
             name=name[:MAX_NAME_CHARS],
             purpose=purpose,
             size_bytes=size_bytes,
-            created_at=timezone.now(),
+            created_at=now,
+            expires_at=None if lasts is None else now + lasts,
         )
     return file_record(row)
 
@@ -73,6 +77,11 @@ def file_delete(*, file_id: str, account: str) -> bool:
     """``False``: it is not there, for this account."""
     deleted, _ = StoredFile.objects.filter(pk=file_id, account=account).delete()
     return deleted > 0
+
+
+def files_forget(*, file_ids: Collection[str]) -> None:
+    """Of files that have expired; their contents are gone."""
+    StoredFile.objects.filter(pk__in=file_ids, expires_at__lte=timezone.now()).delete()
 
 
 def batch_create(

@@ -28,6 +28,8 @@ from inference.wire.errors import (
 )
 
 BATCH_LASTS = timedelta(hours=24)
+MAX_FORGOTTEN = 100
+"""Expired files that are deleted at once."""
 RESULT_PURPOSES = {"openai": "batch_output", "anthropic": "message_batch_results"}
 PIECE_BYTES = 256 * 1024
 ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
@@ -47,10 +49,16 @@ class BatchStore:
         self._max_open_batches = max_open_batches
 
     async def add_file(
-        self, account: str, name: str, purpose: str, content: IO[bytes]
+        self,
+        account: str,
+        name: str,
+        purpose: str,
+        content: IO[bytes],
+        *,
+        lasts: timedelta | None = None,
     ) -> FileRecord:
-        """Raises ``InsufficientQuotaError``: before the content is written where it can be seen
-        then, and after it where others have taken the room meanwhile."""
+        """``lasts``: until it expires. Raises ``InsufficientQuotaError``: before the content is
+        written where it can be seen then, and after it where others have taken the room."""
         file_id = f"file-{uuid.uuid4().hex}"
         size_bytes = content.seek(0, os.SEEK_END)
         content.seek(0)
@@ -66,6 +74,7 @@ class BatchStore:
                     purpose=purpose,
                     size_bytes=size_bytes,
                     quota=self._quota,
+                    lasts=lasts,
                 )
             )
         except QuotaFullError as error:
@@ -112,6 +121,13 @@ class BatchStore:
         ):
             raise FileNotStoredError(file_id)
         await self._on_disk(lambda: self.files.delete(file_id))
+
+    async def forget_expired_files(self) -> None:
+        """Deletes them and their contents."""
+        while expired := await self.database.query(lambda: selectors.files_expired(MAX_FORGOTTEN)):
+            for file_id in expired:
+                await self._on_disk(partial(self.files.delete, file_id))
+            await self.database.query(partial(services.files_forget, file_ids=expired))
 
     async def add_batch(
         self, *, account: str, key: str, dialect: str, endpoint: str, **fields: Any

@@ -25,7 +25,7 @@ MAX_LOOKED_AT = 100
 
 
 class BatchWorker:
-    """Belongs to one event loop."""
+    """Deletes expired files as well. Belongs to one event loop."""
 
     def __init__(self, gateway: Gateway, store: BatchStore) -> None:
         self._gateway = gateway
@@ -35,7 +35,8 @@ class BatchWorker:
         self._loop: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
-        """There is a batch to work on, or there may be one from an earlier life."""
+        """There is a batch to work on or a file to expire, or there may be from an earlier
+        life."""
         self._wanted.set()
         if self._loop is None or self._loop.done():
             self._loop = self._gateway.run_beside("batches", self._look)
@@ -45,6 +46,7 @@ class BatchWorker:
             self._wanted.clear()
             with contextlib.suppress(ServiceUnavailableError):
                 await self._claim()
+                await self._store.forget_expired_files()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_FOR_BATCHES_S):
                     await self._wanted.wait()

@@ -78,13 +78,17 @@ class FilesConsumer(BatchApiConsumer):
     async def _add(self) -> None:
         content_type = self.context().headers.get("content-type", "")
         upload = await asyncio.to_thread(read_upload, content_type, self._form)
-        for name in upload.fields.keys() - {"purpose"}:
-            raise UnsupportedParameterError(name, "files stay until they are deleted")
+        known = {"purpose", openai_batches.EXPIRY_ANCHOR, openai_batches.EXPIRY_SECONDS}
+        for name in upload.fields.keys() - known:
+            raise UnsupportedParameterError(name, "not a field of an upload")
+        lasts = openai_batches.parse_expiry(upload.fields)
         if upload.fields.get("purpose") != openai_batches.PURPOSE:
             raise InvalidRequestError("'purpose' must be batch.", param="purpose")
         added = await self._store.add_file(
-            self.account, upload.name, openai_batches.PURPOSE, upload.content
+            self.account, upload.name, openai_batches.PURPOSE, upload.content, lasts=lasts
         )
+        if lasts is not None:
+            self._worker.wake()
         await self.respond(200, orjson.dumps(openai_batches.file_object(added)))
 
 

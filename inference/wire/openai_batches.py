@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
@@ -15,7 +15,12 @@ import orjson
 from inference.batches.records import BatchRecord, FileRecord
 from inference.wire import openai_errors
 from inference.wire.batch_lines import ANSWER, MARK, Unrun
-from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedParameterError
+from inference.wire.errors import (
+    ApiError,
+    InvalidRequestError,
+    MissingParameterError,
+    UnsupportedParameterError,
+)
 from inference.wire.fields import (
     honoured,
     json_object,
@@ -32,6 +37,8 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 PURPOSE = "batch"
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 MAX_FILES_LIMIT = 10_000
+EXPIRY_ANCHOR, EXPIRY_SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
 
 BATCH_FIELDS = table(
     honoured("input_file_id", text(64, min_chars=1), "A file of requests, one in each line."),
@@ -59,6 +66,25 @@ def parse_batch(body: bytes) -> dict[str, Any]:
     return read_fields(read_json_object(body), BATCH_FIELDS, required=required)
 
 
+def parse_expiry(fields: Mapping[str, str]) -> timedelta | None:
+    """How long an uploaded file is kept: ``expires_after`` of its form. Raises ``ApiError``."""
+    given = {name: fields[name] for name in (EXPIRY_ANCHOR, EXPIRY_SECONDS) if name in fields}
+    if not given:
+        return None
+    for name in (EXPIRY_ANCHOR, EXPIRY_SECONDS):
+        if name not in given:
+            raise MissingParameterError(name)
+    if given[EXPIRY_ANCHOR] != "created_at":
+        message = f"'{EXPIRY_ANCHOR}' must be created_at."
+        raise InvalidRequestError(message, param=EXPIRY_ANCHOR)
+    word = given[EXPIRY_SECONDS]
+    is_number = word.isascii() and word.isdigit() and len(word) <= 8
+    if not is_number or not MIN_EXPIRY_S <= int(word) <= MAX_EXPIRY_S:
+        message = f"'{EXPIRY_SECONDS}' must be from {MIN_EXPIRY_S} to {MAX_EXPIRY_S}."
+        raise InvalidRequestError(message, param=EXPIRY_SECONDS)
+    return timedelta(seconds=int(word))
+
+
 def parse_page(query: Mapping[str, str], max_limit: int = MAX_LIMIT) -> Page:
     """Raises ``ApiError``."""
     for name in query.keys() - {"limit", "after", "purpose", "order"}:
@@ -82,7 +108,7 @@ def file_object(file: FileRecord) -> dict[str, Any]:
         "object": "file",
         "bytes": file.size_bytes,
         "created_at": _unix_s(file.created_at),
-        "expires_at": None,
+        "expires_at": _unix_s(file.expires_at),
         "filename": file.name,
         "purpose": file.purpose,
         "status": "processed",
