@@ -198,7 +198,7 @@ async def bursts(submit: Submit) -> AsyncIterator[list[Event]]:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_many_choices_in_bursts(client: AsgiClient, neuron: FakeNeuron, stream: bool) -> None:
     neuron.script = bursts
-    ask = {"model": "tiny", "prompt": "x", "n": 128, "stream": stream}
+    ask = {"model": "tiny", "prompt": "x", "n": 128, "max_tokens": 160, "stream": stream}
     answer = await client.post("/v1/completions", ask)
     assert answer.status == 200
     choices = (
