@@ -216,6 +216,7 @@ UNFOLD = {
                     _admin_link("Devices", "memory", "fleet_device"),
                     _admin_link("Invitations", "mail", "fleet_invitation"),
                     _admin_link("Policy", "policy", "fleet_fleetpolicy"),
+                    {"title": "Settings", "icon": "settings", "link": reverse_lazy("settings")},
                 ],
             },
             {

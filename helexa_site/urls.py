@@ -9,6 +9,7 @@ from fleet.api.version import VersionView
 from helexa_site.api_reference import api_reference
 from helexa_site.front import favicon, front
 from helexa_site.login import Login, Logout
+from helexa_site.settings_page import settings_page
 
 # Here rather than when Django is set up: most processes and commands have no pages, and these are
 # half of what there is to import.
@@ -19,6 +20,7 @@ handler404 = "helexa_site.not_found.page_not_found"
 
 urlpatterns = [
     path("admin/dashboard/", include("fleet.dashboard.urls")),
+    path("admin/settings/", admin.site.admin_view(settings_page), name="settings"),
     path("admin/", admin.site.urls),
     path("api/", include("fleet.api.urls")),
     path("api/bench/", include("metering.bench.api.urls")),

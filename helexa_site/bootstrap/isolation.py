@@ -17,20 +17,19 @@ from pathlib import Path
 import psutil
 
 from inference.settings.storage import DATA_DIR, DATABASE_URL, REDIS_URL
-from inference.settings.table import PREFIX
+from inference.settings.table import OF_TESTS, PREFIX
 
 ISOLATED_BY = "HELEXA_TEST_ISOLATED_BY"
 """Which process made the environment. Those that it starts keep what it gave them."""
-OF_TESTS = frozenset({"HELEXA_CLIENTS_DIR", "HELEXA_FUZZ_SCHEMAS", "HELEXA_FUZZ_SEED"})
-"""Read by tests, and by nothing else."""
 
 
 def isolate(environment: MutableMapping[str, str]) -> None:
     """Once for a run, in its first process."""
     if _is_isolated(environment):
         return
-    for name in [name for name in environment if name.startswith(PREFIX) and name not in OF_TESTS]:
-        del environment[name]
+    for name in [name for name in environment if name.startswith(PREFIX)]:
+        if not name.startswith(tuple(OF_TESTS)):
+            del environment[name]
     environment.pop(DATABASE_URL.name, None)
     run_dir = Path(tempfile.mkdtemp(prefix="helexa-tests-"))
     atexit.register(_remove, run_dir, os.getpid())

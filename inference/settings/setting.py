@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -10,6 +11,7 @@ from typing import Generic, Protocol, TypeVar
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 
+MARKDOWN_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 EXIT_MISCONFIGURED = 2
 """The exit code of a process that refuses its settings."""
 
@@ -60,6 +62,30 @@ class Setting(Generic[T]):
     reads_blank: bool = False
     """An empty value is a value of its own instead of the default."""
 
+    @property
+    def default_text(self) -> str:
+        """Markdown."""
+        if self.default_words:
+            return self.default_words
+        if self.default is None or self.default == ():
+            return "none"
+        value = int(self.default) if isinstance(self.default, bool) else self.default
+        return str(value).removesuffix(".0")
+
+    @property
+    def plain_default(self) -> str:
+        return _plain(self.default_text)
+
+    @property
+    def plain_doc(self) -> str:
+        return _plain(self.doc)
+
+    @property
+    def readers_text(self) -> str:
+        if self.readers == frozenset(Reader):
+            return "all"
+        return ", ".join(reader.value for reader in Reader if reader in self.readers)
+
     def read(self, environment: Mapping[str, str]) -> T:
         """Raises ``SettingError``."""
         word = environment.get(self.name)
@@ -74,3 +100,8 @@ class Setting(Generic[T]):
         shown = self.name if self.is_secret else f"{self.name}={word.strip()!r}"
         why = f": {reason}" if reason and not self.is_secret else ""
         return f"{shown} is not {self.kind.rule}{why}"
+
+
+def _plain(markdown: str) -> str:
+    """Without marks of code, and with the words of links alone."""
+    return MARKDOWN_LINK.sub(r"\1", markdown).replace("`", "")

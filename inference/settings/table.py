@@ -17,10 +17,16 @@ SETTINGS: tuple[Setting[Any], ...] = tuple(
     if isinstance(value, Setting)
 )
 NAMES = frozenset(setting.name for setting in SETTINGS)
+OF_TESTS = {
+    "HELEXA_CLIENTS_DIR": "names the folder of clients that slow tests run",
+    "HELEXA_FUZZ_": "say how many schemas a campaign tries, and which",
+    "HELEXA_MUTATED_FILES": "says how many mutated files a campaign tries",
+}
+"""Beginnings of names that tests alone read: a run keeps them, where it drops all settings."""
 OTHERS = {
     "HELEXA_ACP_": "the editor bridge is installed alone and reads its own settings",
     "HELEXA_TEST_": "marks processes that tests start",
-    "HELEXA_CLIENTS_DIR": "names the folder of clients that slow tests run",
+    **OF_TESTS,
     "HELEXA_MANAGE": "names the command that scripts run",
     "HELEXA_TRYING_IN": "names the scratch folder of a packaging script",
 }

@@ -65,6 +65,7 @@ OWN_PAGES: dict[str, list[Page]] = {
     "bench-compare": [Page(f"{BENCH}compare/?before=beast@b2&after=beast@b3", EVERYBODY)],
     "bench-runs": [Page(f"{BENCH}runs/?ok=false", EVERYBODY)],
     "bench-run": [Page(f"{BENCH}runs/1/", EVERYBODY)],
+    "settings": [Page("/admin/settings/")],
     "admin:index": [Page("/admin/")],
     "admin:app_list": [Page("/admin/fleet/")],
     "admin:login": [Page("/admin/login/", frozenset({Who.STRANGER, Who.MEMBER}))],
