@@ -116,7 +116,10 @@ CELERY_FILES = {
 """The only files that know Celery."""
 
 BARE_IMPORTS = {
-    "neuron": (("inference.neuron.running",), ("django", "channels", "torch", "fleet")),
+    "neuron": (
+        ("inference.neuron.running",),
+        ("django", "channels", "torch", "transformers", "llguidance", "fleet"),
+    ),
     "gateway and control": (
         (
             *("metering.apps", "helexa_site.celery", "helexa_site.asgi"),  # the last sets Django up

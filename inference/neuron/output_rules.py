@@ -26,8 +26,8 @@ from inference.protocol.generation import (
 )
 from inference.protocol.sampling import Grammar
 from inference.text.bare_calls import ARGUMENTS_KEYS, bare_call_part
-from inference.text.chat_template import rendered_tools, wants_thinking
-from inference.text.compiling import calls_part, json_part
+from inference.text.chat_options import rendered_tools, wants_thinking
+from inference.text.grammar_parts import calls_part, json_part
 from inference.text.grammars import Thinking, answer_grammar
 from inference.text.tool_calls.errors import UnsupportedSchemaError
 

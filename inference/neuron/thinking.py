@@ -11,7 +11,7 @@ from inference.neuron.model_text import ModelText
 from inference.protocol.events import Failure
 from inference.protocol.generation import ChatInput
 from inference.protocol.sampling import Grammar, ThinkingLimit
-from inference.text.chat_template import wants_thinking
+from inference.text.chat_options import wants_thinking
 from inference.text.phrases import PhraseMarkers, opens_phrase
 from inference.text.reasoning import ReasoningMarkers, opens_block
 

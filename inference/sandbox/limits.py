@@ -49,16 +49,14 @@ def output_bytes(num_bytes: int) -> int:
 def limit_process() -> None:
     """Once, in a new worker."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, hard))
+    _limit(resource.RLIMIT_STACK, STACK_BYTES)
     # The kernel ends it: a handler of Python's would wait for the C code to return.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
 
 
 def limit_job(num_bytes: int) -> None:
     """Until ``lift_limits``: more processor time ends the process, more memory fails."""
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + memory_bytes(num_bytes), hard))
+    _limit(resource.RLIMIT_DATA, data_bytes() + memory_bytes(num_bytes))
     signal.setitimer(signal.ITIMER_PROF, cpu_s(num_bytes))
 
 
@@ -66,6 +64,13 @@ def lift_limits() -> None:
     signal.setitimer(signal.ITIMER_PROF, 0)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def _limit(which: int, num_bytes: int) -> None:
+    """A host's own limit stays, where that is lower."""
+    _, hard = resource.getrlimit(which)
+    if hard == resource.RLIM_INFINITY or num_bytes < hard:
+        resource.setrlimit(which, (num_bytes, hard))
 
 
 def data_bytes() -> int:

@@ -24,19 +24,14 @@ from inference.sandbox.jobs import (
 )
 from inference.sandbox.trial import trial_problem
 from inference.text.chat_template import ChatTemplate
-from inference.text.compiling import (
-    TOO_DEEP,
-    find_problem,
-    grammar_text,
-    json_part,
-    lenient_part,
-)
+from inference.text.compiling import find_problem
 from inference.text.errors import (
     GrammarTextError,
     NoPlaceForToolsError,
     SchemaError,
     TemplateRenderError,
 )
+from inference.text.grammar_parts import TOO_DEEP, grammar_text, json_part, lenient_part
 from inference.text.schema_culprit import find_culprit
 from inference.text.schema_rewrites import original_steps
 from inference.text.schemas import checked_schema, leniently_checked

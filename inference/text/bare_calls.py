@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from inference.protocol.generation import ToolDefinition
-from inference.text.compiling import json_part
+from inference.text.grammar_parts import json_part
 
 ARGUMENTS_KEYS = {"llama3": "parameters"}
 """Formats whose calls stand without a marker, and what they call the arguments."""

@@ -7,7 +7,7 @@ are transformers' own, so a template sees here what it sees there.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import msgspec
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from inference.protocol.generation import ChatInput, ChatMessage, ToolDefinition
+from inference.text.chat_options import THINKING_SWITCHES, rendered_tools, wants_thinking
 from inference.text.errors import NoPlaceForToolsError, TemplateRenderError
 from inference.text.template_sources import TemplateSources
 from inference.text.turns import Turn, arrangements, plain_turns
@@ -42,25 +43,6 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
 TOOLS_INTRODUCTION = (
     "Answer with a call of a tool, as JSON with its name and its arguments. The tools:\n"
 )
-
-THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""What templates call the switch: Qwen and most others; DeepSeek and Granite."""
-
-
-def wants_thinking(chat: ChatInput) -> bool | None:
-    """What the template is told: the client's template_kwargs, else its explicit wish, else no when
-    it will not see any. ``None``: nothing, the template decides."""
-    for name in THINKING_SWITCHES:
-        if name in chat.template_kwargs:
-            return bool(chat.template_kwargs[name])
-    if chat.thinking is None and not chat.shows_reasoning:
-        return False
-    return chat.thinking
-
-
-def rendered_tools(chat: ChatInput) -> Sequence[ToolDefinition]:
-    """The tools that the model is told of: none when it may not call any."""
-    return () if chat.tool_choice.mode == "none" else chat.tools
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,55 +1,17 @@
-"""Grammars as llguidance takes them, and whether it can follow one.
-
-A grammar is a list of parts, each lark text or a JSON schema; the first is where it starts.
+"""Whether llguidance can follow a grammar. It may crash or hang on one that a stranger wrote, so
+this is for the workers of ``inference.sandbox`` alone.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from typing import Any
-
 from llguidance import LLMatcher, LLParserLimits
 
 from inference.recent_results import RecentResults
-from inference.text.errors import SchemaError
-from inference.text.schema_places import Schema
 
-OUR_OPTIONS = "x-guidance"
-OPTIONS = {"whitespace_pattern": r"( |\n {0,32})?"}
-"""White space between JSON tokens: a space, or a new line with its indent. Bounded, because small
-models else write white space until they are cut."""
 MAX_PROBLEM_BYTES = 256 * 1024
-TOO_DEEP = "the schema is nested too deeply"
 
 LIMITS = LLParserLimits(verbose_errors=False)
 """Errors without the parser's state, which is of no use to a client."""
-
-
-def json_part(schema: Schema | None) -> dict[str, Any]:
-    """JSON that ``schema`` allows, any object for ``None``."""
-    if schema is None:
-        schema = {"type": "object"}
-    elif isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
-    return {"json_schema": {**schema, OUR_OPTIONS: OPTIONS}}
-
-
-def lenient_part(schema: dict[str, Any]) -> dict[str, Any]:
-    """An object of which only the keywords that llguidance knows are enforced."""
-    return {"json_schema": {**schema, "type": "object", OUR_OPTIONS: {"lenient": True}}}
-
-
-def calls_part(lark: str) -> dict[str, Any]:
-    return {"lark_grammar": lark}
-
-
-def grammar_text(parts: Sequence[dict[str, Any]]) -> str:
-    """Raises ``SchemaError`` for a schema that is nested too deeply to be written."""
-    try:
-        return json.dumps({"grammars": list(parts)})
-    except RecursionError:
-        raise SchemaError((), TOO_DEEP) from None
 
 
 def find_problem(grammar: str) -> str | None:

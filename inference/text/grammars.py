@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 from inference.protocol.sampling import Grammar
-from inference.text.compiling import grammar_text
+from inference.text.grammar_parts import grammar_text
 from inference.text.harmony import ROLE, THOUGHTS, HarmonyTokens
 from inference.text.reasoning import ReasoningMarkers
 

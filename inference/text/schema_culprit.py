@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inference.text.compiling import find_problem, grammar_text, json_part
+from inference.text.compiling import find_problem
+from inference.text.grammar_parts import grammar_text, json_part
 from inference.text.schema_places import (
     STRUCTURE,
     Place,

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from inference.text.compiling import (
+from inference.text.compiling import problem_of
+from inference.text.errors import SchemaError
+from inference.text.grammar_parts import (
     OUR_OPTIONS,
     TOO_DEEP,
     grammar_text,
     json_part,
     lenient_part,
-    problem_of,
 )
-from inference.text.errors import SchemaError
 from inference.text.schema_bounds import with_exact_bounds
 from inference.text.schema_culprit import find_culprit
 from inference.text.schema_endless import without_endless

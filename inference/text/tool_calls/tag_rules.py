@@ -12,7 +12,7 @@ from typing import Any
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.bare_calls import rerooted
-from inference.text.compiling import OUR_OPTIONS
+from inference.text.grammar_parts import OUR_OPTIONS
 from inference.text.tool_calls.argument_values import (
     allowed_types,
     alternatives,

@@ -128,7 +128,7 @@ class SchemaMutator:
         while True:
             try:
                 schema = self._made()
-                if len(json.dumps(schema)) < MAX_CHARACTERS:
+                if len(json.dumps(_nested(schema))) < MAX_CHARACTERS:
                     return schema
             except RecursionError:
                 continue
@@ -204,6 +204,13 @@ class SchemaMutator:
                 case _:
                     schema = {keyword: [schema]}
         return schema
+
+
+def _nested(value: Any) -> Any:
+    """Deeper than whoever writes it again adds to the depth."""
+    for _ in range(100):
+        value = [value]
+    return value
 
 
 def _copied(value: Any) -> Any:

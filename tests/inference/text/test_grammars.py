@@ -15,8 +15,9 @@ from llguidance import LLMatcher, LLTokenizer
 from inference.protocol.generation import OutputFormat, ToolChoice, ToolDefinition
 from inference.protocol.sampling import Grammar
 from inference.text.bare_calls import bare_call_part
-from inference.text.compiling import calls_part, json_part, problem_of
+from inference.text.compiling import problem_of
 from inference.text.errors import GrammarTextError
+from inference.text.grammar_parts import calls_part, json_part
 from inference.text.grammars import Thinking, answer_grammar
 from inference.text.reasoning import ReasoningMarkers
 from inference.text.text_formats import text_part

@@ -12,7 +12,7 @@ from inference.engine.sampling.thinking import ThinkingBudget
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.protocol.sampling import ThinkingLimit
 from inference.text.choice_text import ChoiceText, Piece, ThoughtPart, merged
-from inference.text.compiling import calls_part, json_part
+from inference.text.grammar_parts import calls_part, json_part
 from inference.text.grammars import Thinking, answer_grammar
 from inference.text.parts import CallArguments, CallStarted, TextPart
 from inference.text.reasoning import ReasoningMarkers, find_markers, opens_block

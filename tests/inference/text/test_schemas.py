@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.text import schema_culprit
-from inference.text.compiling import find_problem, grammar_text, json_part, problem_of
+from inference.text.compiling import find_problem, problem_of
 from inference.text.errors import SchemaError
+from inference.text.grammar_parts import grammar_text, json_part
 from inference.text.schemas import KNOWN, checked_schema, leniently_checked
 
 PERSON = {
