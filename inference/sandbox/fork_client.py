@@ -5,6 +5,7 @@ gone. Any thread may call; calls wait for each other.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -31,6 +32,8 @@ from inference.sandbox.jobs import (
     decode_reply,
     encode_frame,
 )
+
+log = logging.getLogger(__name__)
 
 START_LIMIT_S = 60.0
 """How long a fork server may take to import what it needs, or to read a tokenizer."""
@@ -95,6 +98,7 @@ class ForkClient:
                 return reply.pid
             except (ChannelError, OSError):
                 self._drop()
+        log.error("no worker for templates and grammars could be started")
         raise NoWorkerError("no worker could be started")
 
     def _tell(self, command: Command) -> None:
