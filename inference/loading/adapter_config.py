@@ -14,6 +14,8 @@ from typing import Any
 from inference.loading.errors import BadAdapterError
 
 MOST_RANK = 512
+LARGEST_NUMBER = 3.4028234e38
+"""Of float32. What is not a number is never at most that."""
 REFUSED_FLAGS = {
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",
@@ -139,6 +141,8 @@ def _rank(value: object, field: str) -> int:
 
 
 def _number(value: object, field: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise BadAdapterError(f"{field} is {value!r}, which is not a number")
+    if not abs(value) <= LARGEST_NUMBER:
         raise BadAdapterError(f"{field} is {value!r}, which is not a number")
     return float(value)

@@ -111,6 +111,7 @@ def test_targets_as_one_word_or_an_expression(tmp_path: Path, targets: Any) -> N
         ("r", 0, "r is 0"),
         ("r", 10_000, "from 1 to 512"),
         ("lora_alpha", "8", "lora_alpha"),
+        ("lora_alpha", 1e300, "lora_alpha"),
         ("target_modules", [], "target_modules"),
         ("rank_pattern", {"(": 4}, "rank_pattern"),
     ],
