@@ -28,6 +28,12 @@ from tests.private_redis import running_redis
 PACKAGES = ("helexa_site", "fleet", "inference", "metering", "templates")
 FILES = ("manage.py", "pyproject.toml", "requirements*.txt", "*.lock", "tests/*.py")
 TIMEOUT_S = 600
+SUITE = """
+import sys
+from helexa_site.bootstrap.suite import run_suite
+sys.exit(run_suite(sys.argv[1:]))
+"""
+"""``manage.py test`` once its environment is made, whatever is installed here."""
 PROBE = '''
 import json, os
 from pathlib import Path
@@ -115,7 +121,7 @@ def hostile(redis_url: str, database: Path, directory: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "command",
-    [("manage.py", "test"), ("-m", "pytest"), ("-m", "pytest", "-n", "2", "--dist", "loadfile")],
+    [("-c", SUITE), ("-m", "pytest"), ("-m", "pytest", "-n", "2", "--dist", "loadfile")],
     ids=["manage.py", "pytest", "processes"],
 )
 @pytest.mark.parametrize("is_hostile", [True, False], ids=["hostile", "nothing set"])
