@@ -56,7 +56,7 @@ def _key(server: PagesServer, name: str, scopes: str) -> str:
 def test_answers_are_as_documented(
     server: PagesServer, tmp_path: Path, document: str, scopes: str
 ) -> None:
-    key = _key(server, re.sub(r"\W", "-", f"{document}-{scopes}").strip("-")[:40], scopes)
+    key = _key(server, re.sub(r"\W", "-", scopes), scopes)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "run", server.url + document),
