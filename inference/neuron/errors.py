@@ -211,10 +211,10 @@ def template_limit_exceeded(how: str, which: str) -> Failure:
     )
 
 
-def workers_busy() -> Failure:
+def no_worker(why: str) -> Failure:
     return Failure(
         code="queue_timeout",
-        message="all of this neuron's workers for templates and grammars were busy for too long",
+        message=f"this neuron has no worker for templates and grammars: {why}",
         retry_after_s=BUSY_RETRY_AFTER_S,
     )
 

@@ -21,9 +21,9 @@ from inference.neuron.errors import (
     internal_error,
     invalid_grammar,
     invalid_schema,
+    no_worker,
     template_failed,
     template_limit_exceeded,
-    workers_busy,
 )
 from inference.protocol.generation import ChatInput, ChatMessage, OutputFormat
 from inference.protocol.load import LoadReport
@@ -219,8 +219,8 @@ class TextJobs:
         """Raises ``WorkerLostError``, ``RequestRefusedError``."""
         try:
             return self._of_model.pool.run(job, self._caller)
-        except NoWorkerError:
-            raise RequestRefusedError(workers_busy()) from None
+        except NoWorkerError as error:
+            raise RequestRefusedError(no_worker(str(error))) from None
         except NotWantedError:
             raise RequestRefusedError(cancelled()) from None
 

@@ -99,7 +99,7 @@ class ForkClient:
             except (ChannelError, OSError):
                 self._drop()
         log.error("no worker for templates and grammars could be started")
-        raise NoWorkerError("no worker could be started")
+        raise NoWorkerError("none could be started")
 
     def _tell(self, command: Command) -> None:
         """Where there is no fork server, the next one is told when it starts."""
@@ -118,7 +118,7 @@ class ForkClient:
     def _start(self) -> None:
         """Raises ``ChannelError``, ``OSError``, ``NoWorkerError``."""
         if self._is_closed:
-            raise NoWorkerError("the workers have ended")
+            raise NoWorkerError("they have ended")
         if self._channel is not None:
             return
         ours, theirs = socket.socketpair()

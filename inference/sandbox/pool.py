@@ -128,7 +128,7 @@ class WorkerPool:
         with self._changed:
             while not self._may_have_one(caller):
                 if wait.seconds > WAIT_LIMIT_S:
-                    raise NoWorkerError("all workers were busy")
+                    raise NoWorkerError("all were busy for too long")
                 self._changed.wait(SLICE_S)
                 wait.check()
             self._busy[caller.account, caller.model] += 1
@@ -163,7 +163,7 @@ class WorkerPool:
         self._forget_released()
         with self._changed:
             if self._is_closed:
-                raise NoWorkerError("the workers have ended")
+                raise NoWorkerError("they have ended")
             generation = self._generation
         pid, connection = self._forks.fork()
         return _Worker(pid, connection, Channel(connection), generation)
