@@ -134,6 +134,8 @@ _structured = object_of(STRUCTURED_FIELDS)
 
 def structured_outputs(value: Any, path: str) -> OutputFormat | None:
     read = _structured(value, path)
+    if not any(name in value for name in WAYS):
+        raise InvalidRequestError(f"'{path}' needs one of {', '.join(WAYS)}.", param=path)
     return _the_only({f"{path}.{name}": read[name] for name in WAYS if name in read})
 
 

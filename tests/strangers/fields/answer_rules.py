@@ -1,0 +1,104 @@
+"""What an answer must be by its request alone: no model is asked for a second opinion.
+
+Counts, stops, choices and schemas hold exactly. Penalties are computed by hand from the returned
+log probabilities, as vLLM defines them: of the tokens that the answer had so far, the frequency
+penalty times their number and the presence penalty once are taken off; the greedy token is the best
+then.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from typing import Any
+
+import jsonschema
+
+from tests.strangers.fields.answers import Answer, Choice
+from tests.strangers.fields.field_values import MAX_TOKENS_FIELD
+
+TOLERANCE = 2e-3
+"""In log probabilities: they are returned in five digits or so."""
+
+
+def check(path: str, body: dict[str, Any], answer: Answer) -> None:
+    assert answer.status == 200, (body, answer.error)
+    assert sorted(answer.choices) == list(range(body.get("n") or 1))
+    _check_counts(path, body, answer)
+    for choice in answer.choices.values():
+        assert choice.reason, body
+        _check_stops(body, choice)
+        _check_form(body, choice)
+        _check_logprobs(body, choice)
+
+
+def _check_counts(path: str, body: dict[str, Any], answer: Answer) -> None:
+    most = body.get("max_completion_tokens") or body[MAX_TOKENS_FIELD[path]]
+    num_choices = len(answer.choices)
+    assert answer.prompt_tokens > 0
+    assert answer.completion_tokens <= most * num_choices
+    if body.get("min_tokens"):
+        assert answer.completion_tokens >= body["min_tokens"] * num_choices
+    if body.get("ignore_eos"):
+        assert answer.completion_tokens == most * num_choices
+        assert {choice.reason for choice in answer.choices.values()} == {"length"}
+    if body.get("return_token_ids"):
+        assert sum(len(c.token_ids) for c in answer.choices.values()) == answer.completion_tokens
+
+
+def _check_stops(body: dict[str, Any], choice: Choice) -> None:
+    stops = body.get("stop") or body.get("stop_sequences") or []
+    for stop in [stops] if isinstance(stops, str) else stops:
+        assert stop not in choice.text, (stop, choice.text)
+
+
+def _check_form(body: dict[str, Any], choice: Choice) -> None:
+    """An answer that was cut off by its length need not be whole."""
+    outputs = body.get("structured_outputs") or {}
+    if choices := body.get("guided_choice") or outputs.get("choice"):
+        assert choice.text in choices
+    if (regex := body.get("guided_regex") or outputs.get("regex")) and choice.reason != "length":
+        assert re.fullmatch(regex, choice.text)
+    if "guided_grammar" in body and choice.reason != "length":
+        assert re.fullmatch("ab+c", choice.text)
+    schema = body.get("guided_json") or outputs.get("json")
+    asked = body.get("response_format") or {}
+    if asked.get("type") == "json_schema":
+        schema = asked["json_schema"]["schema"]
+    if schema is not None and choice.reason != "length":
+        jsonschema.validate(json.loads(choice.text), schema)
+
+
+def _check_logprobs(body: dict[str, Any], choice: Choice) -> None:
+    if body.get("logprobs") is not True:
+        return
+    for one in choice.logprobs:
+        top = one["top_logprobs"]
+        assert len(top) == body.get("top_logprobs", 0)
+        assert -1e4 <= one["logprob"] <= TOLERANCE
+        values = [other["logprob"] for other in top]
+        assert values == sorted(values, reverse=True)
+        assert sum(math.exp(value) for value in values) <= 1 + TOLERANCE
+    _check_penalties(body, choice)
+
+
+def _check_penalties(body: dict[str, Any], choice: Choice) -> None:
+    """Of a greedy answer: no token that was offered beside the chosen one is better than it."""
+    if body["temperature"] != 0 or body.get("top_logprobs") != 20 or "logit_bias" in body:
+        return
+    frequency = body.get("frequency_penalty", 0)
+    presence = body.get("presence_penalty", 0)
+    if body.get("repetition_penalty", 1) != 1:
+        return
+    counts: Counter[tuple[int, ...]] = Counter()
+    for number, one in enumerate(choice.logprobs):
+
+        def penalised(offered: dict[str, Any]) -> float:
+            count = counts[tuple(offered["bytes"])]
+            return float(offered["logprob"]) - frequency * count - presence * (count > 0)
+
+        best = max(map(penalised, one["top_logprobs"]))
+        assert penalised(one) >= best - TOLERANCE, (number, one["token"])
+        counts[tuple(one["bytes"])] += 1
