@@ -77,7 +77,8 @@ def download_start(
         try:
             return _create(actor, download, _send_pull)
         except IntegrityError:
-            logger.info("another pull of %s came first", source)
+            logger.info("another pull of %s came first, or its neuron is gone", source)
+            neuron = selectors.neuron_known(neuron.name)
 
 
 def model_download_start(

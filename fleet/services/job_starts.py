@@ -31,7 +31,8 @@ Send = Callable[[LoadJob], None]
 
 def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
     """The job that is under way and does the same, or ``job``, saved; ``send`` runs once the
-    transaction commits."""
+    transaction commits. Raises ``UnknownNeuronError`` or ``UnknownModelError`` where one was
+    removed meanwhile."""
     if job.kind not in LEAVING_KINDS:
         job.spec_digest = spec_digest(spec_of(job))
     job.requested_by = str(actor)[:150]
@@ -54,7 +55,10 @@ def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
                     transaction.on_commit(partial(_send_or_fail, job, send))
             return job
         except IntegrityError:
-            logger.info("another %s job for %s came first", job.kind, job)
+            logger.info("another %s job for %s came first, or what it names is gone", job.kind, job)
+            job.neuron = selectors.neuron_known(job.neuron.name)
+            if job.model is not None:
+                job.model = selectors.model_known(job.model.name)
 
 
 def _active_beside(job: LoadJob) -> LoadJob | None:

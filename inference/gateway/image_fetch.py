@@ -9,10 +9,12 @@ nothing. Blocks: it runs in threads of its own.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import logging
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Sequence
 from urllib.parse import urljoin
@@ -67,16 +69,21 @@ class _Redirect:
 
 def _ask(address: ImageAddress, *, max_bytes: int, until_s: float) -> bytes | _Redirect:
     connection = _Connection(address, until_s)
+    ends = threading.Timer(max(0.0, until_s - time.monotonic()), connection.abort)
+    ends.daemon = True
+    ends.start()
     try:
         headers = {"Host": address.host_header, "Accept": "image/*", "Accept-Encoding": "identity"}
         connection.request("GET", address.target, headers=headers)
         response = connection.getresponse()
+        connection.check_time()
         if response.status in REDIRECTS:
             return _Redirect(response.getheader("Location") or "")
         if response.status != OK:
             raise ImageFetchError(f"the image's host answered with status {response.status}")
         return _body(response, connection, max_bytes)
     finally:
+        ends.cancel()
         connection.close()
 
 
@@ -87,6 +94,7 @@ def _body(response: http.client.HTTPResponse, connection: _Connection, max_bytes
         if len(body) > max_bytes:
             raise ImageFetchError(f"the image has more than {max_bytes:,} bytes")
         connection.check_time()
+    connection.check_time()
     return bytes(body)
 
 
@@ -106,7 +114,17 @@ class _Connection(http.client.HTTPConnection):
         self.sock = socket.create_connection((resolved[0], address.port), timeout=self._left_s())
         if address.scheme == "https":
             context = ssl.create_default_context()
-            self.sock = context.wrap_socket(self.sock, server_hostname=address.host)
+            self.sock = context.wrap_socket(
+                self.sock, server_hostname=address.host, do_handshake_on_connect=False
+            )
+            self.sock.do_handshake()
+
+    def abort(self) -> None:
+        """Ends a read that waits, from another thread: a host may send a byte of its headers now
+        and then for ever, and a socket's own time limit begins anew with each."""
+        if self.sock is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def check_time(self) -> None:
         """Raises ``TimeoutError``. A host that sends a byte now and then is given up as well."""

@@ -15,8 +15,8 @@ from fleet.errors import (
 )
 from fleet.lifecycles import LoadJobStatus
 from fleet.load_orders import load_orders
-from fleet.models import CatalogueModel, LoadJob
-from fleet.services import load_jobs
+from fleet.models import CatalogueModel, LoadJob, Neuron
+from fleet.services import job_starts, load_jobs
 from inference.protocol.load import LoadSpec
 from metering.actor import COMMAND
 from tests.fleet.load_job_steps import fresh, job, model, neuron, start
@@ -137,3 +137,29 @@ def test_the_kind_of_device_that_the_catalogue_asks_for_travels(
 def test_the_database_refuses_a_job_that_contradicts_itself(model, neuron, values) -> None:
     with pytest.raises(IntegrityError), transaction.atomic():
         LoadJob.objects.create(model=model, model_name="tiny", neuron=neuron, **values)
+
+
+def test_a_neuron_that_is_removed_meanwhile_is_named(
+    model, neuron, sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for another job that came first, for ever."""
+
+    def removing(job: LoadJob) -> None:
+        Neuron.objects.filter(name="beast").delete()
+
+    monkeypatch.setattr(job_starts, "_active_beside", removing)
+    with pytest.raises(UnknownNeuronError, match="beast"):
+        start()
+    assert not LoadJob.objects.exists() and not sent.tasks
+
+
+def test_a_model_that_is_removed_meanwhile_is_named(
+    model, neuron, sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def removing(job: LoadJob) -> None:
+        CatalogueModel.objects.filter(name="tiny").delete()
+
+    monkeypatch.setattr(job_starts, "_active_beside", removing)
+    with pytest.raises(UnknownModelError, match="tiny"):
+        start()
+    assert not LoadJob.objects.exists() and not sent.tasks

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -98,6 +100,9 @@ def test_names_may_lead_outside_and_named_hosts_anywhere() -> None:
     check_resolved(image_address("http://nas.lan/", ("nas.lan",)), ["192.168.1.7"])
 
 
+DRIP_S, DRIP_INTERVAL_S = 60.0, 0.05
+
+
 class _Pictures(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         match self.path:
@@ -107,6 +112,8 @@ class _Pictures(BaseHTTPRequestHandler):
                 self._answer(302, b"", ("Location", "/cat.png"))
             case "/away":
                 self._answer(302, b"", ("Location", "http://127.0.0.2:1/cat.png"))
+            case "/drip":
+                self._drip()
             case "/round":
                 self._answer(302, b"", ("Location", "/round"))
             case _:
@@ -118,6 +125,15 @@ class _Pictures(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+
+    def _drip(self) -> None:
+        """Headers without an end, a byte now and then, until the client leaves; for a minute."""
+        self.send_response(200)
+        self.flush_headers()
+        with suppress(OSError):
+            for _ in range(round(DRIP_S / DRIP_INTERVAL_S)):
+                self.wfile.write(b"X")
+                time.sleep(DRIP_INTERVAL_S)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -168,6 +184,14 @@ def test_time_is_bounded(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
         fetch_image(f"http://{host}/cat.png", (host,), max_bytes=1000)
 
 
+def test_a_host_that_drips_its_headers_is_left(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_fetch, "TIME_LIMIT_S", 0.5)
+    began_s = time.monotonic()
+    with pytest.raises(ImageFetchError, match="could not be fetched"):
+        fetch_image(f"http://{host}/drip", (host,), max_bytes=1000)
+    assert time.monotonic() - began_s < DRIP_S, "long before the host would have ended"
+
+
 def test_a_host_inside_is_not_asked_by_a_pattern(host: str) -> None:
     port = host.split(":")[1]
     with pytest.raises(ImageFetchError, match="not fetched from this host"):
@@ -184,7 +208,7 @@ def _asking(url: str) -> Callable[[], ChatRequest]:
 
 async def test_a_body_is_read_with_what_was_fetched_for_it(host: str) -> None:
     reader = ImageReader(ImageRules(fetches=True), (host,))
-    parsed = await reader.parsed(_asking(f"http://{host}/cat.png"))
+    parsed = await reader.parsed(_asking(f"http://{host}/cat.png"), num_bytes=100)
     assert isinstance(parsed.generation.input, ChatInput)
     (image,) = parsed.generation.input.messages[0].images
     assert isinstance(image, ImageFile)
@@ -194,5 +218,5 @@ async def test_a_body_is_read_with_what_was_fetched_for_it(host: str) -> None:
 async def test_a_refusal_names_the_image_that_could_not_be_fetched(host: str) -> None:
     reader = ImageReader(ImageRules(fetches=True), (host,))
     with pytest.raises(InvalidImageError, match="status 404") as refused:
-        await reader.parsed(_asking(f"http://{host}/none.png"))
+        await reader.parsed(_asking(f"http://{host}/none.png"), num_bytes=100)
     assert refused.value.param == "messages[0].content[0].image_url.url"
