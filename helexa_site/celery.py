@@ -12,6 +12,9 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 import django
@@ -28,6 +31,7 @@ from inference.logs.setup import configure_logging
 from inference.protocol.keys import CONTROL_QUEUE
 from inference.protocol.redis_url import celery_broker_url, celery_ssl_options
 from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
+from inference.supervised_threads import SupervisedPool
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
 
@@ -43,25 +47,60 @@ RECONCILE_EVERY_S = 1.0
 FORGET_RESPONSES_EVERY_S = 600.0
 SETTLE_ORPHANS_EVERY_S = 5.0
 FORGET_LEDGER_ENTRIES_EVERY_S = 600.0
+HOUSEKEEPING = frozenset({TASK_FORGET_RESPONSES, TASK_FORGET_LEDGER_ENTRIES})
+"""Tasks that may take minutes, in small transactions: a first clean-up deletes millions of rows."""
 
 
 class TickScheduler(Scheduler):  # type: ignore[misc]
     """Celery's own in-memory scheduler. A tick runs here and now, on the control that leads: were
-    it sent to the queue, which controls share, one that does not lead would take it."""
+    it sent to the queue, which controls share, one that does not lead would take it. Housekeeping
+    runs in a thread of its own, or ticks would wait for it and the lead would lapse."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._housekeeping = SupervisedPool(1, thread_name_prefix="housekeeping")
+        self._under_way: dict[str, Future[None]] = {}
+        super().__init__(*args, **kwargs)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         from fleet import leadership  # models, once Django is set up
 
-        close_old_connections()
-        try:
-            if leadership.this_control.leads():
+        with _contained(entry.task):
+            if not leadership.this_control.leads():
+                return
+            if entry.task in HOUSEKEEPING:
+                self._begin(entry.task)
+            else:
                 self.app.tasks[entry.task]()
-        except DatabaseError as error:
-            logger.warning("%s: the database does not answer: %s", entry.task, error)
-        except Exception:
-            logger.exception("%s broke", entry.task)
-        finally:
-            close_old_connections()
+
+    def _begin(self, task: str) -> None:
+        """Unless it is under way."""
+
+        def run() -> None:
+            with _contained(task):
+                self.app.tasks[task]()
+
+        before = self._under_way.get(task)
+        if before is None or before.done():
+            self._under_way[task] = self._housekeeping.submit(run)
+
+    def close(self) -> None:
+        """Housekeeping that has not begun does not; what is under way ends with the process."""
+        self._housekeeping.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
+
+@contextmanager
+def _contained(task: str) -> Iterator[None]:
+    """What a task raises is logged; it keeps no connection that the database has closed."""
+    close_old_connections()
+    try:
+        yield
+    except DatabaseError as error:
+        logger.warning("%s: the database does not answer: %s", task, error)
+    except Exception:
+        logger.exception("%s broke", task)
+    finally:
+        close_old_connections()
 
 
 class BeatThread(bootsteps.StartStopStep):  # type: ignore[misc]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import redis
 from celery.beat import ScheduleEntry
@@ -11,7 +13,7 @@ from fleet.errors import DeposedError
 from fleet.leadership import LEASE_S, Leadership
 from fleet.models import ControlTerm, Neuron
 from fleet.reports import Report
-from helexa_site.celery import TickScheduler, app
+from helexa_site.celery import TASK_FORGET_RESPONSES, TickScheduler, app
 from inference.protocol.keys import CONTROL_LEADER
 
 pytestmark = pytest.mark.django_db
@@ -118,3 +120,37 @@ def test_a_tick_that_breaks_does_not_end_the_beat(control, monkeypatch, caplog) 
     broken = ScheduleEntry(name="t", task="no.such.task", schedule=1.0, app=app)
     TickScheduler(app, lazy=True).apply_entry(broken)
     assert "no.such.task broke" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True)
+def test_ticks_do_not_wait_for_housekeeping(control, monkeypatch) -> None:
+    """And one that is under way is not begun again."""
+    leader = control()
+    assert leader.leads()
+    monkeypatch.setattr("fleet.leadership.this_control", leader)
+    began, may_end = threading.Event(), threading.Event()
+    runs: list[str] = []
+
+    def forgetting() -> None:
+        runs.append("forgetting")
+        began.set()
+        assert may_end.wait(60)
+
+    for name, run in ((TASK_FORGET_RESPONSES, forgetting), ("a tick", lambda: runs.append("tick"))):
+        monkeypatch.setitem(app.tasks, name, run)
+    scheduler = TickScheduler(app, lazy=True)
+    slow, tick = (
+        ScheduleEntry(name=name, task=name, schedule=1.0, app=app)
+        for name in (TASK_FORGET_RESPONSES, "a tick")
+    )
+    scheduler.apply_entry(slow)
+    assert began.wait(60)
+    scheduler.apply_entry(slow)
+    scheduler.apply_entry(tick)
+    assert runs == ["forgetting", "tick"]
+    may_end.set()
+    scheduler._under_way[TASK_FORGET_RESPONSES].result(60)
+    scheduler.apply_entry(slow)
+    scheduler._under_way[TASK_FORGET_RESPONSES].result(60)
+    assert runs == ["forgetting", "tick", "forgetting"]
+    scheduler.close()
