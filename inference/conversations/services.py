@@ -46,12 +46,19 @@ def response_save(*, record: ResponseRecord, quota: Quota, using: str = "default
 
 
 def response_progress(*, response: dict[str, Any]) -> bool:
-    """Records how an active response now stands, or how it ended. ``False``: it had ended
-    already, or was deleted, and nothing was written."""
+    """Records how an active response now stands, or how it ended; what it takes counts for its
+    account. ``False``: it had ended already, or was deleted, and nothing was written."""
     is_active = response["status"] in ACTIVE
-    changed = StoredResponse.objects.filter(pk=response["id"], status__in=ACTIVE).update(
+    active = StoredResponse.objects.filter(pk=response["id"], status__in=ACTIVE)
+    before = active.values_list("size_bytes", "response_json").first()
+    if before is None:
+        return False
+    size_bytes, json_before = before
+    response_json = _json(response)
+    changed = active.update(
         status=response["status"],
-        response_json=_json(response),
+        response_json=response_json,
+        size_bytes=size_bytes - len(json_before.encode()) + len(response_json.encode()),
         lease_until=_lease_end() if is_active else None,
     )
     return changed == 1

@@ -137,6 +137,15 @@ def test_a_response_ends_once() -> None:
     assert StoredResponse.objects.get().lease_until is None
 
 
+def test_what_a_response_takes_counts_when_it_has_grown() -> None:
+    """It was counted as it was created, when nothing of its answer was there."""
+    save(record=record(1, status="in_progress"))
+    before = StoredResponse.objects.get().size_bytes
+    services.response_progress(response=record(1, text="Hi" + "ü" * 10_000).response)
+    grown = StoredResponse.objects.get().size_bytes - before
+    assert grown == 20_000 + len("completed") - len("in_progress")
+
+
 def test_cancelling() -> None:
     save(record=record(1, status="in_progress"))
     assert services.response_cancel(response_id=response_id(1), account=ACCOUNT)
