@@ -169,16 +169,44 @@ def test_ollamas_sdk(shared_server: Serve) -> None:
             client.generate(MODEL, "word " * 20_000, options={"num_ctx": 2048})
 
 
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_time",
+        "parameters": {
+            "type": "object",
+            "properties": {"zone": {"enum": ["UTC", "CET"]}},
+            "required": ["zone"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
 def test_tools_need_a_template_that_knows_them(client: openai.OpenAI) -> None:
-    tool: Any = {"type": "function", "function": {"name": "get_time"}}
     with pytest.raises(openai.UnprocessableEntityError, match="tools") as refusal:
         client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": "What time is it?"}],
-            tools=[tool],
-            tool_choice="required",
+            tools=[TOOL],
         )
     assert (refusal.value.code, refusal.value.param) == ("template_render_failed", "tools")
+
+
+def test_a_forced_tool_needs_none(client: openai.OpenAI) -> None:
+    """A grammar holds the answer to it: the object mode of SDKs."""
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "What time is it?"}],
+        tools=[TOOL],
+        tool_choice="required",
+        temperature=0,
+    )
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls or ()
+    assert call.type == "function" and call.function.name == "get_time"
+    assert json.loads(call.function.arguments)["zone"] in ("UTC", "CET")
 
 
 def test_choices_are_seeded(client: openai.OpenAI) -> None:

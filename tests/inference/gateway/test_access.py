@@ -252,6 +252,7 @@ ROWS: dict[str, list[Row]] = {
     ],
     r"(?s)^v1(?:/.*)?$": [Row(method="GET", path="/v1/nowhere", expected=NOTHING)],
     r"^health/?$": [Row(method="GET", path="/health", expected=ANYBODY)],
+    r"^ping/?$": [Row(method="GET", path="/ping", expected=ANYBODY)],
 }
 
 
