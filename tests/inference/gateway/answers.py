@@ -1,8 +1,10 @@
-"""What answers are held to in tests that care for other things."""
+"""Requests in flight, and what their answers are held to, in tests that care for other things."""
 
 from __future__ import annotations
 
 from inference.gateway.answer_check import AnswerCheck, UsageBounds
+from inference.gateway.streams import RequestStream, RequestStreams
+from inference.gateway.tally import Tally
 from inference.protocol.generation import GenerationRequest, TextInput
 
 
@@ -10,3 +12,19 @@ def any_answer() -> AnswerCheck:
     """Of one choice, as long as it likes."""
     request = GenerationRequest(model="tiny", input=TextInput(texts=["Hi"]))
     return AnswerCheck(request, UsageBounds(prompt_tokens=10**6, output_tokens=10**6))
+
+
+def open_stream(streams: RequestStreams, request_id: str, neuron: str) -> RequestStream:
+    """A request that ``neuron`` was sent, in its epoch ``e``."""
+    stream = RequestStream(
+        request_id=request_id,
+        neuron=neuron,
+        epoch="e",
+        model="tiny",
+        first_token_timeout_s=60.0,
+        abort=lambda: None,
+        tally=Tally(),
+        check=any_answer(),
+    )
+    streams.add(stream)
+    return stream

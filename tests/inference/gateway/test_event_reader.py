@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from inference.gateway.event_reader import EventReader
 from inference.gateway.outage import RedisOutage
 from inference.gateway.redis_link import RedisLink
 from inference.gateway.streams import RequestStream, RequestStreams
-from inference.gateway.tally import Tally
 from inference.protocol import keys
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
@@ -29,7 +29,7 @@ from inference.protocol.events import (
     encode_event_batch,
 )
 from inference.wire.errors import ApiError
-from tests.inference.gateway.answers import any_answer
+from tests.inference.gateway.answers import open_stream
 
 GENEROUS_S = 60.0
 MAX_REPLY_BYTES = 400_000
@@ -61,23 +61,9 @@ def streams() -> RequestStreams:
     return RequestStreams()
 
 
-@pytest.fixture
-def open_stream(streams: RequestStreams) -> Callable[[str, str], RequestStream]:
-    def opened(request_id: str, neuron: str) -> RequestStream:
-        stream = RequestStream(
-            request_id=request_id,
-            neuron=neuron,
-            epoch="e",
-            model="tiny",
-            first_token_timeout_s=GENEROUS_S,
-            abort=lambda: None,
-            tally=Tally(),
-            check=any_answer(),
-        )
-        streams.add(stream)
-        return stream
-
-    return opened
+@pytest.fixture(name="open_stream")
+def _open_stream(streams: RequestStreams) -> Callable[[str, str], RequestStream]:
+    return partial(open_stream, streams)
 
 
 class Faults(list[tuple[str, str]]):

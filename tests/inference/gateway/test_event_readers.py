@@ -13,7 +13,6 @@ from inference.gateway import event_readers
 from inference.gateway.event_readers import EventReaders
 from inference.gateway.redis_link import RedisLink
 from inference.gateway.streams import RequestStream, RequestStreams
-from inference.gateway.tally import Tally
 from inference.protocol import keys
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
@@ -22,7 +21,7 @@ from inference.protocol.events import (
     encode_event_batch,
 )
 from inference.wire.errors import ApiError
-from tests.inference.gateway.answers import any_answer
+from tests.inference.gateway.answers import open_stream
 
 GENEROUS_S = 60.0
 GATEWAY = "g1"
@@ -55,21 +54,6 @@ async def readers(
     )
     yield made
     await made.close()
-
-
-def open_stream(streams: RequestStreams, request_id: str, neuron: str) -> RequestStream:
-    stream = RequestStream(
-        request_id=request_id,
-        neuron=neuron,
-        epoch="e",
-        model="tiny",
-        first_token_timeout_s=GENEROUS_S,
-        abort=lambda: None,
-        tally=Tally(),
-        check=any_answer(),
-    )
-    streams.add(stream)
-    return stream
 
 
 async def accept(client: redis.asyncio.Redis, neuron: str, request_id: str) -> None:
