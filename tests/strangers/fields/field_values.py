@@ -170,7 +170,21 @@ def plain_body(path: str, *, max_tokens: int) -> dict[str, Any]:
 
 def body_of(path: str, name: str, value: Any) -> dict[str, Any]:
     tried = FIELDS[path][name]
-    body = plain_body(path, max_tokens=tried.max_tokens) | tried.beside | {name: value}
-    if name == "max_completion_tokens":
+    return _body(path, {name: value}, tried.beside, max_tokens=tried.max_tokens)
+
+
+def body_of_both(path: str, first: str, second: str, *, max_tokens: int) -> dict[str, Any]:
+    """Two fields at their usual values."""
+    tried = {name: FIELDS[path][name] for name in (first, second)}
+    usual = {name: one.inside[len(one.inside) // 2] for name, one in tried.items()}
+    beside = tried[first].beside | tried[second].beside
+    return _body(path, usual, beside, max_tokens=max_tokens)
+
+
+def _body(
+    path: str, tried: dict[str, Any], beside: dict[str, Any], *, max_tokens: int
+) -> dict[str, Any]:
+    body = plain_body(path, max_tokens=max_tokens) | beside | tried
+    if "max_completion_tokens" in tried:
         del body["max_tokens"]
     return body
