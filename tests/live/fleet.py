@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import msgspec
 import redis
+from django.conf import settings as django_settings
 
 from fleet.errors import SnapshotUnavailableError
 from fleet.live import read_snapshot_sync
@@ -61,7 +62,9 @@ class Fleet:
             "DATABASE_URL": database_url,
             "REDIS_URL": redis_url,
             "HELEXA_DATA_DIR": str(run_dir / "var"),
-            "HELEXA_SECRET_KEY": "a fleet's processes sign with one key",
+            "HELEXA_SECRET_KEY": str(
+                django_settings.SECRET_KEY
+            ),  # this process reads what they sign
             "PYTHONPATH": str(REPOSITORY_DIR),
         }
         self.manage("migrate", "--verbosity", "0")

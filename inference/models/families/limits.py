@@ -11,7 +11,8 @@ from inference.loading.errors import BadFileError
 
 MOST_LAYERS = 1024
 """The deepest published decoders have some two hundred."""
-MOST_EXPERTS = 4096
+MOST_EXPERTS = 2**16
+"""Doge's config has 16,384 by default, which are single rows."""
 MOST_POSITIONS = 2**24
 """The longest published contexts are of ten million tokens."""
 MOST_OF_ANYTHING = 2**31 - 1
