@@ -161,15 +161,17 @@ class PlacedRequest:
         timeout_s = self._deadline_s - asyncio.get_running_loop().time()
         self._call.neuron = place.neuron
         self._call.tally = Tally(partial(self._accepted, self._num_attempts))
+        most = self._usage_bounds(place, bounds)
         self._stream = self._gateway.open_stream(
             self._attempt_id(),
             place,
             timeout_s=timeout_s,
             abort=self._abort,
             tally=self._call.tally,
-            check=AnswerCheck(self._request, self._usage_bounds(place, bounds)),
+            check=AnswerCheck(self._request, most),
         )
-        self._gateway.submit(self._stream, self._submit(place, bounds, timeout_s), self._files)
+        submit = self._submit(place, bounds, most, timeout_s)
+        self._gateway.submit(self._stream, submit, self._files)
 
     def _leave(self, stream: RequestStream, error: ApiError) -> None:
         """A neuron that fell silent may be there after all, and is told to drop it."""
@@ -200,7 +202,9 @@ class PlacedRequest:
             return request_id
         return f"{request_id[:MAX_ID_CHARACTERS]}.{self._num_attempts}"
 
-    def _submit(self, place: Place, bounds: TokenBounds, timeout_s: float) -> Submit:
+    def _submit(
+        self, place: Place, bounds: TokenBounds, most: UsageBounds, timeout_s: float
+    ) -> Submit:
         principal = self._call.who
         granted = self._granted
         cap = None
@@ -219,20 +223,19 @@ class PlacedRequest:
             is_anonymous=principal.is_anonymous,
             yields=self._call.yields,
             endpoint=self._call.endpoint,
-            receipt=self._receipt(place, bounds),
+            receipt=self._receipt(place, most),
             max_prompt_tokens=None if granted is None else bounds.prompt_tokens,
             cap_output_tokens=cap,
             adapter=self._adapter,
             num_worker_deaths=self._num_worker_deaths,
         )
 
-    def _receipt(self, place: Place, bounds: TokenBounds) -> bytes:
+    def _receipt(self, place: Place, most: UsageBounds) -> bytes:
         """Every attempt has the request's own id in it: whichever neuron reports its usage, the
         request is settled once."""
         call = self._call
         if not call.is_billed:
             return b""
-        most = self._usage_bounds(place, bounds)
         return self._gateway.receipts.seal(
             Receipt(
                 request_id=call.request_id,
