@@ -48,5 +48,5 @@ class LoadOrders:
 
 @cache
 def load_orders() -> LoadOrders:
-    """Of this process' fleet."""
+    """Returns the orders that this process' fleet signs and checks."""
     return LoadOrders(settings.SECRET_KEY)

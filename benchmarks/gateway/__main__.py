@@ -71,7 +71,7 @@ def _main(arguments: list[str] | None) -> None:
 def _servers(
     options: argparse.Namespace, parser: argparse.ArgumentParser, console: Console
 ) -> list[str]:
-    """Those that were named, else those that are installed: only tests need uvicorn."""
+    """The servers that were named, else all installed ones: only tests need uvicorn."""
     missing = {kind for kind in SERVERS if importlib.util.find_spec(kind) is None}
     if options.servers is not None:
         if named := missing & set(options.servers):

@@ -66,7 +66,7 @@ class SchemaView(DocumentView, SpectacularAPIView):
 
 
 class DocumentsView(DocumentView, SpectacularSwaggerSplitView):
-    """Its script is an answer of its own: pages run none that stands in them."""
+    """The page loads its script from another answer: a page runs no script that stands in it."""
 
     renderer_classes = SpectacularSwaggerSplitView.renderer_classes
     url_name = "api-schema"

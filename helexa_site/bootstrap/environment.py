@@ -46,7 +46,7 @@ REPOSITORY_DIR = Path(__file__).resolve().parent.parent.parent
 MAX_ATTEMPTS = 3
 """How often a start re-executes itself: a guard against doing so for ever."""
 EXTRAS = {"requirements.txt": "neuron", "requirements-gateway.txt": ""}
-"""Of a wheel, for what a requirements file stands for in a checkout."""
+"""A wheel's extra for each requirements file of a checkout."""
 PIP_LOG = "pip.log"
 """In the environment."""
 NAMES_SHOWN = 4
@@ -87,7 +87,7 @@ def ensure_environment(requirements_name: str) -> None:
 
 
 def ensure_wheel_has(extra: str) -> None:
-    """Nothing is installed into the environment that a wheel is in: who made it adds what lacks.
+    """helexa installs nothing into an environment that a wheel is in: its maker adds what lacks.
 
     Raises ``SetUpError`` where packages of the wheel or of that extra are not installed."""
     try:

@@ -45,7 +45,7 @@ def _is_isolated(environment: MutableMapping[str, str]) -> bool:
 
 
 def _identity(process: psutil.Process) -> str:
-    """Of no other process of this machine, also when its id is used again."""
+    """Names one process of this machine for ever: its id alone may be used again."""
     return f"{process.pid}-{process.create_time()}"
 
 

@@ -24,7 +24,7 @@ from helexa_site.bootstrap.console import overwrite_line, say, say_line
 from inference.supervised_threads import SupervisedThread
 
 PROGRESS_EVERY_S = 30.0
-"""Where lines cannot be written over."""
+"""How often a line is printed where no line can be overwritten."""
 REFRESH_EVERY_S = 1.0
 FAILURE_LINES = 12
 COLLECTING = re.compile(r"^Collecting ")
