@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 )
 
 from inference.protocol.events import Usage
-from inference.protocol.keys import gateway_alive_key
+from inference.protocol.keys import gateway_alive_key, held_key, usage_key
 from inference.protocol.usage_reports import (
     USAGE_REPORT_FIELD,
     UsageReport,
@@ -74,7 +74,7 @@ class ReportStream:
         self.entries: dict[bytes, dict[bytes, bytes]] = {}
         self.alive: set[str] = set()
         self.num_added = 0
-        self.count = 0
+        self.replies: list[Any] = []
         self.loses_next_delete = False
 
     def add(self, report: UsageReport) -> None:
@@ -84,13 +84,24 @@ class ReportStream:
     def pipeline(self, transaction: bool) -> ReportStream:
         return self
 
-    def execute_command(self, *words: Any) -> None:
-        self.count = words[-1]
+    def execute_command(self, *command: Any) -> None:
+        """The two reads of ``fleet.neuron_reads``: a stream's entries and a hash's fields."""
+        _eval, _script, _num_keys, key, _max_bytes, *rest = command
+        if key == held_key("beast"):
+            self.replies.append([None for _field in rest])
+            return
+        assert key == usage_key("beast")
+        (count,) = rest
+        self.replies.append(
+            [
+                [id, [word for pair in fields.items() for word in pair]]
+                for id, fields in list(self.entries.items())[:count]
+            ]
+        )
 
     def execute(self, raise_on_error: bool) -> list[Any]:
-        """Reading the stream."""
-        first = list(self.entries.items())[: self.count]
-        return [[[id, [word for pair in fields.items() for word in pair]] for id, fields in first]]
+        replies, self.replies = self.replies, []
+        return replies
 
     def xdel(self, _name: str, *ids: bytes) -> None:
         if self.loses_next_delete:
