@@ -37,6 +37,9 @@ class StoredResponse(models.Model):
     input_items_json = models.TextField()
     created_at = models.DateTimeField(db_index=True)
     lease_until = models.DateTimeField(null=True, blank=True)
+    last_event_number = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Of its stream's closing event, where it is known."
+    )
 
     class Meta:
         ordering = ["-created_at"]

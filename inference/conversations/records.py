@@ -26,13 +26,16 @@ _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRecord:
     """``response`` and ``input_items`` are what the API shows of it; ``previous_id`` is the
-    response it continues, which may have been deleted since. Only its ``account`` finds it."""
+    response it continues, which may have been deleted since. Only its ``account`` finds it.
+    ``last_event_number``: of the closing event of its stream, once it has ended; ``None`` where
+    that is not known."""
 
     account: str
     response: dict[str, Any]
     input_items: list[dict[str, Any]]
     previous_id: str | None
     background: bool
+    last_event_number: int | None = None
 
     @property
     def id(self) -> str:

@@ -118,4 +118,5 @@ def _record(row: StoredResponse, now: datetime) -> ResponseRecord:
         input_items=orjson.loads(row.input_items_json),
         previous_id=row.previous_id or None,
         background=row.background,
+        last_event_number=row.last_event_number,
     )

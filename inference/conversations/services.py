@@ -41,13 +41,15 @@ def response_save(*, record: ResponseRecord, quota: Quota, using: str = "default
             input_items_json=input_items_json,
             created_at=datetime.fromtimestamp(record.response["created_at"], UTC),
             lease_until=_lease_end() if record.status in ACTIVE else None,
+            last_event_number=record.last_event_number,
         )
     return size_bytes
 
 
-def response_progress(*, response: dict[str, Any]) -> bool:
-    """Records how an active response now stands, or how it ended; what it takes counts for its
-    account. ``False``: it had ended already, or was deleted, and nothing was written."""
+def response_progress(*, response: dict[str, Any], last_event_number: int | None = None) -> bool:
+    """Records how an active response now stands, or how it ended and the number of its stream's
+    closing event; what it takes counts for its account. ``False``: it had ended already, or was
+    deleted, and nothing was written."""
     is_active = response["status"] in ACTIVE
     active = StoredResponse.objects.filter(pk=response["id"], status__in=ACTIVE)
     before = active.values_list("size_bytes", "response_json").first()
@@ -60,6 +62,7 @@ def response_progress(*, response: dict[str, Any]) -> bool:
         response_json=response_json,
         size_bytes=size_bytes - len(json_before.encode()) + len(response_json.encode()),
         lease_until=_lease_end() if is_active else None,
+        last_event_number=last_event_number,
     )
     return changed == 1
 

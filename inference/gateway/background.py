@@ -114,14 +114,14 @@ class BackgroundRun:
         """``False``: it was cancelled before. Raises ``ServiceUnavailableError`` when the database
         stays away."""
         self._is_ending = True
-        response = self._encoder.response_after(event)
+        response, number = self._encoder.response_after(event), self._encoder.next_number
         for pause_s in SAVE_AGAIN_AFTER_S:
             try:
-                return await self._store.progress(response)
+                return await self._store.progress(response, number)
             except ServiceUnavailableError:
                 logger.warning("response %s is not stored yet", self.id)
                 await asyncio.sleep(pause_s)
-        return await self._store.progress(response)
+        return await self._store.progress(response, number)
 
     def _stop(self) -> str:
         """Ends the run: it has been cancelled, and the store knows."""
@@ -134,7 +134,7 @@ class BackgroundRun:
         self.log.put(self._encoder.failed(error))
         assert self._encoder.response is not None, "the encoder has opened"
         try:
-            await self._store.progress(self._encoder.response)
+            await self._store.progress(self._encoder.response, self._encoder.next_number - 1)
         except ServiceUnavailableError:
             logger.error("response %s failed (%s) and cannot say so", self.id, error.code)
         return error.code

@@ -128,9 +128,15 @@ class ResponseStore:
         except ApiError as error:
             logger.error("%s failed and is not stored: %s", record.response["id"], error.code)
 
-    async def progress(self, response: dict[str, Any]) -> bool:
+    async def progress(
+        self, response: dict[str, Any], last_event_number: int | None = None
+    ) -> bool:
         """``False``: it had ended already, or was deleted."""
-        return await self._database.query(lambda: services.response_progress(response=response))
+        return await self._database.query(
+            lambda: services.response_progress(
+                response=response, last_event_number=last_event_number
+            )
+        )
 
     async def cancel(self, response_id: str, principal: Principal) -> None:
         await self._database.query(
@@ -170,14 +176,21 @@ class ResponseStore:
         return read_back(await self._database.query(read))
 
 
-def record_of(request: ResponsesRequest, response: dict[str, Any], *, call: Call) -> ResponseRecord:
-    """What is stored of an answer to ``call``."""
+def record_of(
+    request: ResponsesRequest,
+    response: dict[str, Any],
+    *,
+    call: Call,
+    last_event_number: int | None = None,
+) -> ResponseRecord:
+    """What is stored of an answer to ``call``. ``last_event_number``: where it has ended."""
     return ResponseRecord(
         account=call.who.account,
         response=response,
         input_items=[item.object for item in with_ids(request.items, call.request_id)],
         previous_id=request.previous_response_id,
         background=request.background,
+        last_event_number=last_event_number,
     )
 
 

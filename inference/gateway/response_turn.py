@@ -80,7 +80,9 @@ class ResponseTurn:
             return b""
         frames = encoder.failed(error, names_error=False)
         if request.store:
-            await self._store.save_failed(record_of(request, encoder.response, call=self.call))
+            number = encoder.next_number - 1
+            record = record_of(request, encoder.response, call=self.call, last_event_number=number)
+            await self._store.save_failed(record)
         return frames
 
     async def _history(self, request: ResponsesRequest, kept: KeptTurn | None) -> list[InputItem]:
@@ -107,7 +109,8 @@ class ResponseTurn:
             if isinstance(event, Finished):
                 response = encoder.response_after(event)
                 if request.store:
-                    record = record_of(request, response, call=self.call)
+                    number = encoder.next_number
+                    record = record_of(request, response, call=self.call, last_event_number=number)
                     await self._store.save(record)
                 self._has_finished = True
         if frames := b"".join([encoder.encode(event) for event in events]):

@@ -67,7 +67,9 @@ class ResponsesConsumer(GenerationConsumer):
                 await super()._forward(earlier, encoder, request)
             assert isinstance(encoder, ResponseStreamEncoder | ResponseBodyEncoder)
             response = encoder.response_after(last)
-            await self._store.save(record_of(self._asked, response, call=self.call))
+            number = encoder.next_number
+            record = record_of(self._asked, response, call=self.call, last_event_number=number)
+            await self._store.save(record)
             events = [last]
         await super()._forward(events, encoder, request)
 
@@ -88,7 +90,12 @@ class ResponsesConsumer(GenerationConsumer):
     async def _keep_failed(self, encoder: ResponseStreamEncoder) -> None:
         if self._asked is None or not self._asked.store or encoder.response is None:
             return
-        record = record_of(self._asked, encoder.response, call=self.call)
+        record = record_of(
+            self._asked,
+            encoder.response,
+            call=self.call,
+            last_event_number=encoder.next_number - 1,
+        )
         await self._store.save_failed(record)
 
     async def _start_in_background(self, request: ResponsesRequest) -> None:

@@ -69,7 +69,8 @@ class ResponseConsumer(StoredResponseConsumer):
             while record.status in ACTIVE:
                 await asyncio.sleep(LOOK_INTERVAL_S)
                 record = await self._store.find(record.id, self.call.who)
-            await self._send_frames(replay(record.response, starting_after), last=True)
+            frames = replay(record.response, starting_after, last_number=record.last_event_number)
+            await self._send_frames(frames, last=True)
         finally:
             self._stop_keep_alive()
 

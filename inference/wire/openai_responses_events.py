@@ -68,7 +68,8 @@ class ResponseStreamEncoder:
         self._completed_unix_s: int | None = None
         self._told: dict[str, Any] = {}
         """What was only known once the request was accepted."""
-        self._num_events = 0
+        self.next_number = 0
+        """The sequence number of the next event."""
         self._output: list[dict[str, Any]] = []
         self._open: OutputItem | None = None
         self._pending_logprobs: list[TextLogprob] = []
@@ -251,8 +252,8 @@ class ResponseStreamEncoder:
         return named_frame(kind, fields, self._next_number())
 
     def _next_number(self) -> int:
-        number = self._num_events
-        self._num_events += 1
+        number = self.next_number
+        self.next_number += 1
         return number
 
 
@@ -264,6 +265,10 @@ class ResponseBodyEncoder:
 
     def response_after(self, event: Finished) -> dict[str, Any]:
         return self._events.response_after(event)
+
+    @property
+    def next_number(self) -> int:
+        return self._events.next_number
 
     def encode(self, event: Event) -> bytes:
         self._events.encode(event)

@@ -3,7 +3,8 @@
     from the beginning    created ─▶ each item added and done ─▶ completed | incomplete | failed
     after some event      completed | incomplete | failed: it carries everything
 
-Deltas are not stored, so an item comes whole. Pure.
+Deltas are not stored, so an item comes whole. The closing event keeps the number that it had in the
+first stream: a client that resumes drops every event up to the last one it has seen. Pure.
 """
 
 from __future__ import annotations
@@ -18,15 +19,26 @@ from inference.wire.openai_responses_output import NamedEvent
 UNSAID = ("completed_at", "error", "incomplete_details", "usage")
 """Fields that a response has not got while it has only begun."""
 
+UNKNOWN_LAST_NUMBER = 2**31 - 1
+"""The number of a closing event whose own is not stored: above any that a client has seen."""
 
-def replay(response: dict[str, Any], starting_after: int | None) -> bytes:
-    """``response`` has ended."""
-    events = [] if starting_after is not None else _opening(response)
-    events += _ending(response)
-    first = 0 if starting_after is None else starting_after + 1
-    return b"".join(
-        named_frame(kind, fields, number) for number, (kind, fields) in enumerate(events, first)
+
+def replay(
+    response: dict[str, Any], starting_after: int | None, *, last_number: int | None
+) -> bytes:
+    """``response`` has ended. ``last_number``: of its first stream's closing event, if known."""
+    opening = [] if starting_after is not None else _opening(response)
+    frames = [named_frame(kind, fields, number) for number, (kind, fields) in enumerate(opening)]
+    kind, fields = _ending(response)
+    return b"".join(frames) + named_frame(
+        kind, fields, _closing_number(starting_after, last_number)
     )
+
+
+def _closing_number(starting_after: int | None, last_number: int | None) -> int:
+    if starting_after is None:
+        return UNKNOWN_LAST_NUMBER if last_number is None else last_number
+    return max(starting_after + 1, last_number or 0)
 
 
 def _opening(response: dict[str, Any]) -> list[NamedEvent]:
@@ -44,9 +56,9 @@ def _opening(response: dict[str, Any]) -> list[NamedEvent]:
     return events
 
 
-def _ending(response: dict[str, Any]) -> list[NamedEvent]:
+def _ending(response: dict[str, Any]) -> NamedEvent:
     """OpenAI names no event for a cancelled one but ``error``."""
     if response["status"] == "cancelled":
         cancelled = Failure(code="cancelled", message="The response was cancelled.")
-        return [error_event(RequestFailedError(cancelled))]
-    return [(f"response.{response['status']}", {"response": response})]
+        return error_event(RequestFailedError(cancelled))
+    return f"response.{response['status']}", {"response": response}

@@ -80,6 +80,18 @@ async def breaks(submit: Submit) -> AsyncIterator[list[Event]]:
     yield [Failed(request_id=submit.request_id, failure=failure)]
 
 
+async def cut_short(submit: Submit) -> AsyncIterator[list[Event]]:
+    """An answer that reached its token limit."""
+    rid = submit.request_id
+    yield [Accepted(request_id=rid, prompt_tokens=7)]
+    for word in ("The", " capital", " of"):
+        yield [Delta(request_id=rid, text=word)]
+    yield [
+        ChoiceFinished(request_id=rid, reason="length"),
+        Finished(request_id=rid, usage=Usage(prompt_tokens=7, completion_tokens=3)),
+    ]
+
+
 def gated(gate: asyncio.Event) -> Callable[[Submit], AsyncIterator[list[Event]]]:
     async def script(submit: Submit) -> AsyncIterator[list[Event]]:
         rid = submit.request_id

@@ -22,6 +22,7 @@ from tests.inference.gateway.responses_support import (
     RESPONSES,
     ask,
     breaks,
+    cut_short,
     events,
     gated,
     until_status,
@@ -105,7 +106,7 @@ async def test_a_stream_is_watched_again_after_a_broken_connection(
     assert (rest[0]["delta"], rest[-1]["type"]) == ("ris", "response.completed")
     assert events(await again.finish()) == seen + rest
     (end,) = events(await client.get(path, query=rest_of_it))
-    assert (end["type"], end["sequence_number"]) == ("response.completed", last + 1)
+    assert (end["type"], end["sequence_number"]) == ("response.completed", last + len(rest))
     assert end["response"]["output"] == rest[-1]["response"]["output"]
 
 
@@ -116,6 +117,30 @@ async def test_the_sdk_watches_again(sdk: openai.AsyncOpenAI, neuron: FakeNeuron
     last: Any = seen[-1]
     assert (seen[0].type, last.type) == ("response.created", "response.completed")
     assert last.response.output_text == "The capital is Paris."
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reason", ["length", "stop"])
+async def test_the_sdk_resumes_a_response_that_has_ended(
+    sdk: openai.AsyncOpenAI, neuron: FakeNeuron, *, background: bool, stream: bool, reason: str
+) -> None:
+    """The SDK's helper asks for the whole stream and drops every event up to ``starting_after``,
+    so the closing event has the number that it had in the first stream."""
+    neuron.script = cut_short if reason == "length" else neuron.script
+    made = await sdk.responses.create(**ask(background=background, stream=stream))
+    first: list[Any] = [event async for event in made] if stream else []
+    response_id = first[0].response.id if stream else made.id
+    while (await sdk.responses.retrieve(response_id)).status in ("queued", "in_progress"):
+        await asyncio.sleep(0.01)
+    # As many events as the first stream gave before its last one; without it, as it would have.
+    seen = first[-2].sequence_number if stream else 8
+    async with sdk.responses.stream(response_id=response_id, starting_after=seen) as resumed:
+        events_left = [event async for event in resumed]
+    status = "incomplete" if reason == "length" else "completed"
+    assert [event.type for event in events_left] == [f"response.{status}"]
+    if stream:
+        assert events_left[0].sequence_number == first[-1].sequence_number
 
 
 async def test_what_another_gateway_works_on_is_waited_for(

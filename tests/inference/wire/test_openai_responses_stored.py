@@ -14,7 +14,7 @@ from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import ApiError
 from inference.wire.images import ImageReading, images_read
 from inference.wire.openai_responses_input import items, with_ids
-from inference.wire.openai_responses_replay import replay
+from inference.wire.openai_responses_replay import UNKNOWN_LAST_NUMBER, replay
 from inference.wire.openai_responses_stored import (
     ItemPage,
     Retrieval,
@@ -125,8 +125,9 @@ def _told(frames: bytes) -> list[dict[str, Any]]:
 
 
 def test_one_that_has_ended_is_told_again() -> None:
-    events = _told(replay(ENDED, None))
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    events = _told(replay(ENDED, None, last_number=50))
+    numbers = [event["sequence_number"] for event in events]
+    assert numbers == [*range(len(events) - 1), 50]
     assert [event["type"].removeprefix("response.") for event in events] == [
         *("created", "in_progress"),
         *("output_item.added", "output_item.done") * 2,
@@ -141,8 +142,15 @@ def test_one_that_has_ended_is_told_again() -> None:
     [("failed", "response.failed"), ("incomplete", "response.incomplete"), ("cancelled", "error")],
 )
 def test_who_has_seen_some_is_told_the_end(status: str, kind: str) -> None:
-    (event,) = _told(replay(ENDED | {"status": status}, 41))
-    assert (event["type"], event["sequence_number"]) == (kind, 42)
+    ended = ENDED | {"status": status}
+    for last_number, number in ((None, 42), (50, 50), (41, 42)):
+        (event,) = _told(replay(ended, 41, last_number=last_number))
+        assert (event["type"], event["sequence_number"]) == (kind, number)
+
+
+def test_an_unknown_last_number_is_replayed_as_one_above_any_seen() -> None:
+    *_, closing = _told(replay(ENDED, None, last_number=None))
+    assert closing["sequence_number"] == UNKNOWN_LAST_NUMBER
 
 
 @given(query=st.binary(max_size=60))
