@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fleet.catalogue import CatalogueEntry
@@ -13,7 +14,8 @@ from inference.protocol.heartbeat import (
     ReplicaState,
     ReplicaStatus,
 )
-from inference.protocol.load import LoadFailure
+from inference.protocol.load import LoadFailure, LoadReport
+from inference.protocol.model_limit import ModelLimit, model_limit
 from metering.api.problems import ProblemError
 
 MIB = 1024**2
@@ -42,7 +44,7 @@ def version(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
 
 def discovery(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
     cards = _cards(heartbeat)
-    contexts = [state.report.context_tokens for state in heartbeat.replicas if state.report]
+    limits = [_limit_of(state, state.report) for state in heartbeat.replicas if state.report]
     described: dict[str, Any] = {
         "hostname": heartbeat.host.hostname,
         "os": heartbeat.host.os,
@@ -57,7 +59,7 @@ def discovery(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
             for card in cards
         ],
         "harnesses": [HARNESS],
-        "max_prompt_tokens": max(contexts, default=0),
+        "max_prompt_tokens": max((limit.input for limit in limits), default=0),
     }
     if cards and cards[0].driver:
         described["driver_version"] = cards[0].driver
@@ -180,10 +182,14 @@ def _model(heartbeat: NeuronHeartbeat, state: ReplicaState) -> dict[str, Any]:
         "reasoning": "reasoning" in state.capabilities,
     }
     if state.report is not None:
-        context = state.report.context_tokens
-        output = min(state.max_output_tokens or context, context)
-        described["limit"] = {"context": context, "output": output}
+        described["limit"] = asdict(_limit_of(state, state.report))
     return described
+
+
+def _limit_of(state: ReplicaState, report: LoadReport) -> ModelLimit:
+    return model_limit(
+        report.context_tokens, state.max_output_tokens, only_reads=report.kind != "generation"
+    )
 
 
 def _parts(device: str) -> tuple[str, str, str]:

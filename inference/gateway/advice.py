@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from inference.wire.errors import ApiError
 
 HEADER = b"x-helexa-advice"
-WHERE = "The limit to set is limit.context of GET /v1/models."
+WHERE = "The numbers to set are in limit of GET /v1/models."
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from inference.protocol.generation import (
     TextInput,
     TokensInput,
 )
+from inference.protocol.model_limit import model_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,11 @@ def answer_limit(
         return AnswerLimit(left, "context")
     if asked is None:
         return AnswerLimit(left)
+    limit = model_limit(context_tokens, max_output_tokens)
     message = (
         f"this model's maximum context length is {context_tokens} tokens and you asked for "
-        f"{num_prompt_tokens + asked}: {num_prompt_tokens} in the prompt and {asked} for the answer"
+        f"{num_prompt_tokens + asked}: {num_prompt_tokens} in the prompt and {asked} for the "
+        f"answer. What always fits is {limit.input} of input beside {limit.output} of output"
     )
     raise RequestRefusedError(context_length_exceeded(message, "max_tokens"))
 

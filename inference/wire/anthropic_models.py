@@ -75,8 +75,8 @@ def model_object(card: ModelCard, name: str) -> dict[str, Any]:
         "line": None,
         "deprecated_at": None,
         "retires_at": None,
-        "max_input_tokens": card.max_input_tokens,
-        "max_tokens": card.longest_output_tokens,
+        "max_input_tokens": None if card.limit is None else card.limit.input,
+        "max_tokens": None if card.limit is None else card.limit.output,
         "capabilities": None if card.capabilities is None else _capabilities(card),
         **own_fields(card),
     }

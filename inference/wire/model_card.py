@@ -11,6 +11,8 @@ from typing import Any
 
 import orjson
 
+from inference.protocol.model_limit import ModelLimit, model_limit
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPrices:
@@ -68,19 +70,11 @@ class ModelCard:
         return bool(self.can("embeddings") or self.can("rerank"))
 
     @property
-    def max_input_tokens(self) -> int | None:
-        """Prompt and output share the context; either may take all of it but one token. Vectors
-        and scores take none of it."""
-        if self.context_tokens is None or self.only_reads:
-            return self.context_tokens
-        return self.context_tokens - 1
-
-    @property
-    def longest_output_tokens(self) -> int | None:
-        longest = 0 if self.only_reads else self.max_input_tokens
-        if longest is None or self.max_output_tokens is None:
-            return longest
-        return min(longest, self.max_output_tokens)
+    def limit(self) -> ModelLimit | None:
+        """``None`` until a replica is ready."""
+        if self.context_tokens is None:
+            return None
+        return model_limit(self.context_tokens, self.max_output_tokens, only_reads=self.only_reads)
 
 
 def own_fields(card: ModelCard) -> dict[str, Any]:
@@ -90,7 +84,7 @@ def own_fields(card: ModelCard) -> dict[str, Any]:
         "description": card.description,
         "aliases": card.aliases,
         **({} if card.parent is None else {"parent": card.parent}),
-        "limit": _limit(card),
+        "limit": None if card.limit is None else asdict(card.limit),
         **_cost(card.prices),
         "tool_call": card.can("tool_call"),
         "reasoning": card.can("reasoning"),
@@ -100,16 +94,6 @@ def own_fields(card: ModelCard) -> dict[str, Any]:
         "status": card.status,
         **({} if card.status_reason is None else {"status_reason": card.status_reason}),
         **({} if card.progress is None else {"progress": asdict(card.progress)}),
-    }
-
-
-def _limit(card: ModelCard) -> dict[str, int | None] | None:
-    if card.context_tokens is None:
-        return None
-    return {
-        "context": card.context_tokens,
-        "input": card.max_input_tokens,
-        "output": card.longest_output_tokens,
     }
 
 

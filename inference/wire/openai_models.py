@@ -17,6 +17,8 @@ def model_object(card: ModelCard) -> dict[str, Any]:
         "created": card.created_unix_s,
         "owned_by": "helexa",
         "max_model_len": card.context_tokens,
+        "max_input_tokens": None if card.limit is None else card.limit.input,
+        "max_output_tokens": None if card.limit is None else card.limit.output,
         **own_fields(card),
         "capabilities": card.capabilities,
     }

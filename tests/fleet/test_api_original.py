@@ -52,6 +52,8 @@ def test_what_a_neuron_says_in_the_originals_shapes(reader: Api, model, beat, bu
         [0],
         1024,
     )
+    assert row["limit"] == {"context": 1024, "input": 768, "output": 256}
+    assert found["max_prompt_tokens"] == 768
     endpoint = reader.get("neurons/beast/models/tiny/endpoint")
     assert endpoint == {"url": "http://testserver"}
     assert "error" in reader.get("neurons/beast/models/other/endpoint", 404)

@@ -42,9 +42,9 @@ def anthropic_shape(card: ModelCard) -> Any:
 @pytest.mark.parametrize(
     ("card", "limit"),
     [
-        (CARD, {"context": 8192, "input": 8191, "output": 8191}),
-        (replace(CARD, max_output_tokens=1024), {"context": 8192, "input": 8191, "output": 1024}),
-        (replace(CARD, max_output_tokens=9000), {"context": 8192, "input": 8191, "output": 8191}),
+        (CARD, {"context": 8192, "input": 6144, "output": 2048}),
+        (replace(CARD, max_output_tokens=1024), {"context": 8192, "input": 7168, "output": 1024}),
+        (replace(CARD, max_output_tokens=9000), {"context": 8192, "input": 2048, "output": 6144}),
         (
             replace(CARD, capabilities=("embeddings",)),
             {"context": 8192, "input": 8192, "output": 0},
@@ -61,6 +61,12 @@ def test_the_limit_that_is_enforced(shape: Any, card: ModelCard, limit: Any) -> 
 def test_vllms_name_of_the_limit() -> None:
     assert openai_shape(CARD)["max_model_len"] == 8192
     assert openai_shape(UNLOADED)["max_model_len"] is None
+
+
+def test_the_originals_names_of_the_limit() -> None:
+    model = openai_shape(CARD)
+    assert (model["max_input_tokens"], model["max_output_tokens"]) == (6144, 2048)
+    assert openai_shape(UNLOADED)["max_output_tokens"] is None
 
 
 @pytest.mark.parametrize("dialect", [openai_shape, anthropic_shape])
@@ -100,7 +106,7 @@ def test_anthropics_shape_is_what_its_sdk_reads() -> None:
     info = ModelInfo.model_validate(anthropic_shape(replace(CARD, max_output_tokens=1024)))
     assert (info.id, info.type, info.lifecycle) == ("tiny", "model", "active")
     assert info.created_at.isoformat() == "2023-11-14T22:13:20+00:00"
-    assert (info.max_input_tokens, info.max_tokens) == (8191, 1024)
+    assert (info.max_input_tokens, info.max_tokens) == (7168, 1024)
     capabilities = info.capabilities
     assert capabilities is not None
     assert capabilities.structured_outputs.supported

@@ -1,0 +1,40 @@
+"""The limit that a model advertises: how long a prompt and its answer may be together.
+
+Clients size themselves by it: they fill prompts up to ``input`` and ask for ``output``. So the two
+fit into the context together, whatever the operator bounds. A request beyond one of them that fits
+into the context all the same is served. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_OUTPUT_TOKENS = 8192
+"""The original system's reserve for answers."""
+SHARE = 4
+"""Without an operator's bound answers get a quarter of the context at most; with one the prompt
+keeps a quarter at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimit:
+    """In tokens; ``input + output <= context``."""
+
+    context: int
+    input: int
+    output: int
+
+
+def model_limit(
+    context_tokens: int, max_output_tokens: int | None, *, only_reads: bool = False
+) -> ModelLimit:
+    """``max_output_tokens`` is the operator's bound. ``only_reads``: the model writes no tokens
+    (embeddings, scores)."""
+    if only_reads:
+        return ModelLimit(context=context_tokens, input=context_tokens, output=0)
+    share = max(1, context_tokens // SHARE)
+    if max_output_tokens is None:
+        output = min(DEFAULT_OUTPUT_TOKENS, share)
+    else:
+        output = min(max_output_tokens, max(1, context_tokens - share))
+    return ModelLimit(context=context_tokens, input=context_tokens - output, output=output)
