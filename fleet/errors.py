@@ -6,6 +6,8 @@
     ├── UnknownModelError             404 model_not_found
     ├── ModelDisabledError            404 model_not_found
     ├── UnknownNeuronError            503 no_neuron            retryable
+    ├── NeuronAwayError               503 neuron_away          retryable
+    ├── ModelRecoveringError          503 model_recovering     retryable
     ├── InvitationError               400 invitation_refused
     ├── NeuronAliveError              409 neuron_alive
     ├── ReplicaNotFoundError          404 replica_not_found
@@ -30,11 +32,13 @@ from __future__ import annotations
 
 class FleetError(Exception):
     """``http_status`` and ``code`` are what an API answers; ``retryable`` says whether the same
-    request may succeed later without anybody changing anything."""
+    request may succeed later without anybody changing anything, and ``retry_after_s`` when, where
+    that is known."""
 
     http_status = 500
     code = "fleet_error"
     retryable = False
+    retry_after_s: float | None = None
 
 
 class IllegalTransitionError(FleetError):
@@ -63,6 +67,24 @@ class UnknownNeuronError(FleetError):
     http_status = 503
     code = "no_neuron"
     retryable = True
+
+
+class NeuronAwayError(FleetError):
+    """The host belongs to the fleet and does not report now."""
+
+    http_status = 503
+    code = "neuron_away"
+    retryable = True
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ModelRecoveringError(NeuronAwayError):
+    """Only hosts that take no loads now can hold the model."""
+
+    code = "model_recovering"
 
 
 class InvitationError(FleetError):

@@ -1,4 +1,5 @@
-"""What the operator wishes of each neuron, as the control publishes it beside the heartbeats.
+"""What the operator wishes of each neuron, as the control publishes it beside the heartbeats, with
+what it last knew of the host.
 
     rows in the database ─▶ hash helexa:neurons:wishes ─▶ every gateway's FleetSnapshot
                             neuron's name ─▶ Wish, POLICY_FIELD ─▶ AdmissionPolicy
@@ -13,7 +14,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -41,11 +42,31 @@ class AdmissionPolicy(StrEnum):
         return Admission.ADMITTED if self is AdmissionPolicy.AUTOMATIC else Admission.WAITING
 
 
+class KnownDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device as its host last reported it."""
+
+    kind: Literal["cpu", "cuda"]
+    total_memory_bytes: int
+
+
+class KnownHost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the database knows of a host that has reported: it belongs to the fleet while it is
+    silent, too. Durations are as of the last publication, so clocks need not agree."""
+
+    devices: tuple[KnownDevice, ...] = ()
+    away_s: float | None = None
+    """How long it has been silent; ``None``: it reports."""
+    draining_s: float | None = None
+    """How long the operator has wished it drained; ``None``: it is not wished."""
+
+
 class Wish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One field of the hash, JSON."""
 
     drain: bool = False
     admission: Admission = Admission.ADMITTED
+    host: KnownHost | None = None
+    """``None``: it has never reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

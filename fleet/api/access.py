@@ -168,7 +168,9 @@ def problem_of(error: FleetError) -> ProblemError:
     if isinstance(error, UnknownNeuronError):
         return ProblemError(404, "neuron_not_found", str(error), param="neuron")
     param = error.field if isinstance(error, CatalogueValueError) else None
-    return ProblemError(error.http_status, error.code, str(error), param=param)
+    return ProblemError(
+        error.http_status, error.code, str(error), param=param, retry_after_s=error.retry_after_s
+    )
 
 
 def _ensure_may(request: Request) -> None:

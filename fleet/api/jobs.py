@@ -60,7 +60,7 @@ class LoadJobsView(FleetListView, JobView):
             job = services.model_load_start(actor=self.actor, model_name=model, neuron_name=neuron)
             return self.accepted(job)
         starts: dict[Any, Callable[..., LoadJob]] = {
-            LoadJobKind.LOAD.value: services.load_job_start,
+            LoadJobKind.LOAD.value: services.model_load_start,
             LoadJobKind.UNLOAD.value: services.unload_job_start,
             LoadJobKind.RELOAD.value: services.reload_job_start,
             LoadJobKind.SLEEP.value: services.sleep_job_start,

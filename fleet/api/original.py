@@ -114,7 +114,7 @@ class LoadView(OriginalView):
         """Start the load. Idle models may leave for it unless the caller named devices."""
         named: dict[str, Any] = {"model_name": model, "neuron_name": neuron}
         if devices:
-            return services.load_job_start(actor=self.actor, devices=devices, **named)
+            return services.model_load_start(actor=self.actor, devices=devices, **named)
         try:
             return services.model_load_start(actor=self.actor, **named)
         except PlacementRefusedError as error:

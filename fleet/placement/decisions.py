@@ -41,9 +41,9 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reject:
-    """``code`` is no_neuron, not_enough_memory, load_failed (each a 503), or the code of a failure
-    that no retry cures; ``message`` is for the client. ``retry_after_s`` is None where a retry
-    makes no sense until somebody changes something."""
+    """``code`` is no_neuron, not_enough_memory, model_recovering, load_failed (each a 503), or the
+    code of a failure that no retry cures; ``message`` is for the client. ``retry_after_s`` is None
+    where a retry makes no sense until somebody changes something."""
 
     code: str
     message: str

@@ -8,6 +8,7 @@
     room after a turn ────────▶ Wait     those that are in use there have their turn first
     only DRAINING ────────────▶ Wait     it may be loaded again once it is gone
     did not fit just now ─────▶ Wait     what it needs is known in a moment, and placed by
+    its host is away ─────────▶ Reject   model_recovering, with when its host is expected back
     else ─────────────────────▶ Reject   with the reason and when to come back, if ever
 
 No ORM, no Redis, no clock: ages come with the snapshot. Performing a decision is others' work.
@@ -23,6 +24,7 @@ from fleet.placement.decisions import Catalogue, Decision, Load, Route, Wait
 from fleet.placement.failures import failed_loads, retry_in_s
 from fleet.placement.refusals import never_loads, refuse
 from fleet.placement.residents import ground_of
+from fleet.placement.returning import returning_hosts
 from fleet.placement.room import find_room
 from fleet.placement.routing import RoutingHint, choose_replica
 from fleet.placement.sleeping import WAKE_AGAIN_S, asleep_of
@@ -67,7 +69,9 @@ def place(
         return _wait_for_retry(failed.unfit)
     if len(asleep.wakeable) < len(asleep.neurons):
         return _wait_to_wake(entry, asleep.neurons)
-    return refuse(entry, snapshot, ground, failed)
+    permanent = {replica.neuron for replica in failed.permanent}
+    returning = returning_hosts(entry, snapshot, excluded=permanent)
+    return refuse(entry, snapshot, ground, failed, returning)
 
 
 def route(

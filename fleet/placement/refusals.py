@@ -11,6 +11,7 @@ from fleet.placement.failures import FailedLoads, retry_in_s
 from fleet.placement.grounds import DeviceGround
 from fleet.placement.needs import Needs
 from fleet.placement.residents import Ground
+from fleet.placement.returning import UnavailableHost, recovering
 from fleet.snapshot import FleetSnapshot, ReplicaView
 
 NO_NEURON_RETRY_AFTER_S = 5.0
@@ -30,11 +31,22 @@ def never_loads(failed: ReplicaView) -> Reject:
 
 
 def refuse(
-    entry: CatalogueEntry, snapshot: FleetSnapshot, ground: Ground, failed: FailedLoads
+    entry: CatalogueEntry,
+    snapshot: FleetSnapshot,
+    ground: Ground,
+    failed: FailedLoads,
+    returning: Sequence[UnavailableHost] = (),
 ) -> Reject:
+    """``returning`` are hosts that could hold it once they are back: while there are any, it is
+    refused for now and not for good."""
     if failed.recent:
         return _load_failed(failed.recent)
-    if short := _short(entry, ground, failed):
+    short = _short(entry, ground, failed)
+    if short is not None and short.retry_after_s is not None:
+        return short
+    if returning:
+        return recovering(entry, returning)
+    if short is not None:
         return short
     if failed.permanent:
         return never_loads(failed.permanent[0])

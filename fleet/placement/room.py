@@ -10,9 +10,11 @@ from fleet.measurements import DeviceKind
 from fleet.placement.grounds import NeuronGround
 from fleet.placement.needs import Needs
 from fleet.placement.residents import Ground
+from fleet.placement.returning import is_large_enough
 from fleet.placement.sleeping import NOBODY_SLEEPS, Asleep
 from fleet.placement.spots import Spot, evicting_spot, free_spot, turn_spot
 from fleet.placement.waking import WakingSpots
+from fleet.snapshot import FleetSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +58,17 @@ def find_room(
     return NO_ROOM
 
 
-def feasible_on(entry: CatalogueEntry, ground: Ground) -> tuple[str, ...]:
-    """The neurons whose devices are as many and as large as it asks for, whatever is on them."""
+def feasible_on(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[str, ...]:
+    """The neurons that take loads and whose devices are as many and as large as it asks for,
+    whatever is on them."""
     needs = Needs(entry)
-    names = set()
-    for kind in needs.kinds:
-        for here in _grounds(entry, ground, kind, ()):
-            if is_large_enough(needs, kind, here):
-                names.add(here.name)
-    return tuple(sorted(names))
-
-
-def is_large_enough(needs: Needs, kind: DeviceKind, here: NeuronGround) -> bool:
-    least = max(needs.least_total_bytes, needs.device_bytes(here.name, kind) or 0)
-    num_large = sum(device.info.total_memory_bytes >= least for device in here.devices)
-    return num_large >= needs.num_devices
+    return tuple(
+        neuron.name
+        for neuron in snapshot.neurons
+        if neuron.may_load
+        and neuron.name in (entry.pinned_on or (neuron.name,))
+        and is_large_enough(needs, neuron.name, neuron.devices)
+    )
 
 
 def _grounds(

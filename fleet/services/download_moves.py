@@ -12,7 +12,13 @@ from django.utils import timezone
 from fleet import neuron_client, selectors
 from fleet.lifecycles import DownloadKind, LoadJobStatus, NeuronStatus
 from fleet.models import Download
-from fleet.services.job_claims import NOT_SENT, failure_values, job_claim, job_report
+from fleet.services.job_claims import (
+    NOT_SENT,
+    failure_values,
+    job_claim,
+    job_report,
+    neuron_away,
+)
 from inference.protocol.downloads import (
     CACHE_REPORT_EXPIRY_S,
     CacheJobState,
@@ -59,7 +65,7 @@ def _abandoned(download: Download, now: datetime) -> LoadFailure | None:
     """Why nobody works on an active download, if nobody does."""
     neuron, reported_at = download.neuron, download.reported_at
     if neuron.status == NeuronStatus.AWAY and neuron.status_since < now - AWAY_TIMEOUT:
-        return LoadFailure(code="neuron_away", message="The neuron went away during the download")
+        return neuron_away(neuron, download.created_at, "download")
     if reported_at is not None:
         return LOST if reported_at < now - SILENCE_TIMEOUT else None
     if download.created_at < now - PICKUP_TIMEOUT:

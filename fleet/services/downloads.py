@@ -32,6 +32,8 @@ from fleet.lifecycles import DownloadKind
 from fleet.models import Alias, Download
 from fleet.placement.download_place import download_neuron
 from fleet.services.download_moves import download_not_sent
+from fleet.services.presence import reporting_neuron
+from fleet.snapshot import FleetSnapshot
 from inference.protocol.downloads import DeleteSpec, PullSpec
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create
@@ -56,8 +58,8 @@ def download_start(
     """The active pull of these files on that neuron: a new one, or the one that is there. With no
     neuron named: one of ``pinned_on``, or any, by what lies there and how much room it has.
 
-    Raises ``CatalogueValueError``, ``UnknownNeuronError``, ``PlacementRefusedError``,
-    ``SnapshotUnavailableError``.
+    Raises ``CatalogueValueError``, ``UnknownNeuronError``, ``NeuronAwayError``,
+    ``PlacementRefusedError``, ``SnapshotUnavailableError``.
     """
     check_source(source)
     if not source.startswith(DOWNLOADED_SCHEMES):
@@ -68,7 +70,10 @@ def download_start(
     for name, text in files.items():
         if len(text) > LENGTHS[name]:
             raise CatalogueValueError(name, f"It has at most {LENGTHS[name]} characters")
-    neuron = selectors.neuron_known(neuron_name or _somewhere(source, pinned_on))
+    snapshot = live.read_snapshot_sync(live.redis_client())
+    if neuron_name is not None:
+        reporting_neuron(neuron_name, snapshot)
+    neuron = selectors.neuron_known(neuron_name or _somewhere(source, snapshot, pinned_on))
     while True:
         pulls = selectors.downloads_active().filter(kind=DownloadKind.PULL, neuron=neuron, **files)
         if (active := pulls.first()) is not None:
@@ -152,11 +157,9 @@ def download_cancel(*, actor: Actor, download: Download) -> Download:
     return download
 
 
-def _somewhere(source: str, pinned_on: Sequence[str]) -> str:
+def _somewhere(source: str, snapshot: FleetSnapshot, pinned_on: Sequence[str]) -> str:
     """Raises ``PlacementRefusedError``, ``SnapshotUnavailableError``."""
-    client = live.redis_client()
-    snapshot = live.read_snapshot_sync(client)
-    reports = read_cache_reports(client, [neuron.name for neuron in snapshot.neurons])
+    reports = read_cache_reports(live.redis_client(), [neuron.name for neuron in snapshot.neurons])
     name = download_neuron(source, snapshot, reports, pinned_on)
     if name is None:
         where = f"none of {', '.join(pinned_on)}" if pinned_on else "no neuron"

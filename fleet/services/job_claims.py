@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from fleet.lifecycles import LoadJobStatus
+from fleet.models import Neuron
 from fleet.models.job import Job
 from inference.protocol.load import LoadFailure
 
@@ -16,6 +17,13 @@ REPORTED_AT_EVERY = timedelta(seconds=5)
 NOT_SENT = LoadFailure(
     code="broker_away", message="Redis did not take the task: nothing was sent to the neuron"
 )
+
+
+def neuron_away(neuron: Neuron, began_at: datetime, what: str) -> LoadFailure:
+    """Why a job or download of a host that is away has failed."""
+    was_away = neuron.status_since < began_at
+    when = f"was away when the {what} began" if was_away else f"went away during the {what}"
+    return LoadFailure(code="neuron_away", message=f"{neuron.name} {when}")
 
 
 def job_claim(*, job: Job, status: LoadJobStatus, values: Mapping[str, Any]) -> bool:

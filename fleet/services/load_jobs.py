@@ -28,6 +28,7 @@ from fleet.lifecycles import (
     NeuronStatus,
 )
 from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
+from fleet.services.job_claims import neuron_away
 from fleet.services.job_messages import send_drop_adapter, send_load, send_unload
 from fleet.services.job_moves import load_job_end
 from fleet.services.job_starts import job_create
@@ -156,7 +157,7 @@ def _abandoned(job: LoadJob, now: datetime) -> LoadFailure | None:
     """Why nobody works on an active job, if nobody does."""
     neuron = job.neuron
     if neuron.status == NeuronStatus.AWAY and neuron.status_since < now - SILENCE_TIMEOUT:
-        return LoadFailure(code="neuron_away", message="The neuron went away during the job")
+        return neuron_away(neuron, job.created_at, "job")
     if job.status == LoadJobStatus.RUNNING:
         if job.reported_at is not None and job.reported_at < now - SILENCE_TIMEOUT:
             return LoadFailure(code="load_lost", message="The neuron no longer reports this job")

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fleet import live, selectors
 from fleet.catalogue import CatalogueEntry
-from fleet.errors import ModelAlreadyLoadedError, PlacementRefusedError
+from fleet.errors import (
+    FleetError,
+    ModelAlreadyLoadedError,
+    ModelRecoveringError,
+    PlacementRefusedError,
+)
 from fleet.lifecycles import LEAVING_KINDS
 from fleet.models import LoadJob
 from fleet.outdated import outdated_neurons
@@ -12,6 +19,7 @@ from fleet.placement import Load, Reject, Route, Wait, place
 from fleet.placement.place_on import place_on
 from fleet.services.load_jobs import load_job_start
 from fleet.services.placed_loads import placed_load_start
+from fleet.services.presence import reporting_neuron
 from fleet.services.reloads import reload_job_start
 from fleet.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaStatus
@@ -21,26 +29,34 @@ GIVES_WAY = (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP)
 """What holds it so is loaded or woken by what placement says."""
 
 
-def model_load_start(*, actor: Actor, model_name: str, neuron_name: str | None = None) -> LoadJob:
+def model_load_start(
+    *,
+    actor: Actor,
+    model_name: str,
+    neuron_name: str | None = None,
+    devices: Sequence[str] = (),
+) -> LoadJob:
     """A load on that neuron, or else where it fits, which wakes it where it sleeps; the load that
     is under way; or the reload of what was loaded by an earlier spec. An adapter's base is loaded:
-    the adapter itself is with the first request for it.
+    the adapter itself is with the first request for it. Nothing leaves for a load on ``devices``
+    that somebody names with the neuron.
 
     Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
-    ``ModelAlreadyLoadedError``, ``PlacementRefusedError``, ``SnapshotUnavailableError``.
+    ``NeuronAwayError``, ``ModelRecoveringError``, ``ModelAlreadyLoadedError``,
+    ``PlacementRefusedError``, ``SnapshotUnavailableError``.
     """
     entry = selectors.model_enabled(model_name).entry()
     if entry.base is not None:
         entry = selectors.model_enabled(entry.base).entry()
     snapshot = live.read_snapshot_sync(live.redis_client())
     if neuron_name is not None:
-        return _load_on(actor, entry, neuron_name, snapshot)
+        return _load_on(actor, entry, neuron_name, snapshot, devices)
     decision = place(entry, snapshot, catalogue=selectors.catalogue_by_name())
     match decision:
         case Load():
             return placed_load_start(actor=actor, load=decision)
         case Reject():
-            raise PlacementRefusedError(decision.message)
+            raise _refusal(decision)
         case Route():
             if outdated := outdated_neurons(entry, snapshot):
                 return reload_job_start(actor=actor, model_name=entry.name, neuron_name=outdated[0])
@@ -53,16 +69,27 @@ def model_load_start(*, actor: Actor, model_name: str, neuron_name: str | None =
 
 
 def _load_on(
-    actor: Actor, entry: CatalogueEntry, neuron_name: str, snapshot: FleetSnapshot
+    actor: Actor,
+    entry: CatalogueEntry,
+    neuron_name: str,
+    snapshot: FleetSnapshot,
+    devices: Sequence[str],
 ) -> LoadJob:
-    """Idle models leave for it where that makes room. A neuron that holds the model already, or
-    that does not speak now, chooses the devices itself when it comes to that."""
-    selectors.neuron_known(neuron_name)
-    neuron = snapshot.neuron(neuron_name)
-    held = None if neuron is None else neuron.replica_of(entry.name)
-    if neuron is None or (held is not None and held.status not in GIVES_WAY):
-        return load_job_start(actor=actor, model_name=entry.name, neuron_name=neuron_name)
+    """Idle models leave for it where that makes room. A neuron that holds the model already
+    chooses the devices itself."""
+    neuron = reporting_neuron(neuron_name, snapshot)
+    held = neuron.replica_of(entry.name)
+    if devices or (held is not None and held.status not in GIVES_WAY):
+        return load_job_start(
+            actor=actor, model_name=entry.name, neuron_name=neuron_name, devices=devices
+        )
     decision = place_on(entry, neuron, snapshot, selectors.catalogue_by_name())
     if isinstance(decision, Reject):
-        raise PlacementRefusedError(decision.message)
+        raise _refusal(decision)
     return placed_load_start(actor=actor, load=decision, may_be_one_more=True)
+
+
+def _refusal(decision: Reject) -> FleetError:
+    if decision.code == ModelRecoveringError.code:
+        return ModelRecoveringError(decision.message, decision.retry_after_s)
+    return PlacementRefusedError(decision.message)

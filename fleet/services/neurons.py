@@ -4,8 +4,10 @@ and published in Redis when it is committed."""
 from __future__ import annotations
 
 import logging
+from datetime import datetime
 from typing import Any
 
+import msgspec
 import redis
 from django.db import transaction
 from django.utils import timezone
@@ -14,7 +16,14 @@ from fleet import live
 from fleet.errors import NeuronAliveError, UnknownNeuronError
 from fleet.lifecycles import NeuronStatus
 from fleet.models import FleetPolicy, Invitation, Neuron, NeuronWish
-from fleet.wishes import Admission, AdmissionPolicy, Wishes, encode_wishes
+from fleet.wishes import (
+    Admission,
+    AdmissionPolicy,
+    KnownDevice,
+    KnownHost,
+    Wishes,
+    encode_wishes,
+)
 from inference.protocol import keys
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create
@@ -120,8 +129,39 @@ def wishes_publish() -> None:
 
 
 def wishes_read() -> Wishes:
-    rows = NeuronWish.objects.all()
-    return Wishes(by_neuron={row.neuron_name: row.wish() for row in rows}, policy=_policy())
+    """The operator's wishes, with what is known of each host."""
+    now = timezone.now()
+    cut_off = Invitation.objects.exclude(cut_off_at=None).values("neuron_name")
+    belonging = Neuron.objects.exclude(name__in=cut_off).prefetch_related("devices")
+    neurons = {row.name: row for row in belonging}
+    by_neuron = {
+        row.neuron_name: msgspec.structs.replace(
+            row.wish(), host=_known_host(neurons.get(row.neuron_name), row, now)
+        )
+        for row in NeuronWish.objects.all()
+    }
+    return Wishes(by_neuron=by_neuron, policy=_policy())
+
+
+def _known_host(neuron: Neuron | None, wish: NeuronWish, now: datetime) -> KnownHost | None:
+    if neuron is None:
+        return None
+    is_away = neuron.status == NeuronStatus.AWAY
+    return KnownHost(
+        devices=tuple(
+            KnownDevice(
+                kind="cuda" if device.kind == "cuda" else "cpu",
+                total_memory_bytes=device.total_memory_bytes,
+            )
+            for device in neuron.devices.all()
+        ),
+        away_s=_age_s(neuron.status_since, now) if is_away else None,
+        draining_s=_age_s(wish.drain_wanted_at, now) if wish.drain_wanted_at else None,
+    )
+
+
+def _age_s(moment: datetime, now: datetime) -> float:
+    return round(max(0.0, (now - moment).total_seconds()), 1)
 
 
 def _policy() -> AdmissionPolicy:

@@ -20,6 +20,7 @@ from fleet.placement import Load, Route, Wait, place
 from fleet.services.job_messages import send_reload
 from fleet.services.job_starts import job_create
 from fleet.services.load_jobs import load_job_start
+from fleet.services.presence import reporting_neuron
 from fleet.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.actor import Actor
@@ -30,14 +31,16 @@ def reload_job_start(*, actor: Actor, model_name: str, neuron_name: str) -> Load
     new one, or the one that is there. Its ``note`` says how it is done.
 
     Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
-    ``ReplicaNotFoundError``, ``SnapshotUnavailableError``.
+    ``NeuronAwayError``, ``ReplicaNotFoundError``, ``SnapshotUnavailableError``.
     """
     model, neuron = selectors.model_enabled(model_name), selectors.neuron_known(neuron_name)
     replica = Replica.objects.filter(model_name=model_name, neuron=neuron).first()
     if replica is None:
         raise ReplicaNotFoundError(f"{model_name} is not loaded on {neuron_name}: load it instead")
     job = LoadJob(kind=LoadJobKind.RELOAD, model=model, model_name=model.name, neuron=neuron)
-    plan = reload_plan(model.entry(), neuron_name, live.read_snapshot_sync(live.redis_client()))
+    snapshot = live.read_snapshot_sync(live.redis_client())
+    reporting_neuron(neuron_name, snapshot)
+    plan = reload_plan(model.entry(), neuron_name, snapshot)
     if isinstance(plan, Load):
         return _elsewhere_first(actor, job, plan)
     job.note = plan

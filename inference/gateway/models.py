@@ -12,7 +12,6 @@ from urllib.parse import parse_qsl
 from fleet.catalogue import CatalogueEntry
 from fleet.outdated import is_outdated
 from fleet.placement.failures import failed_loads
-from fleet.placement.residents import ground_of
 from fleet.placement.room import feasible_on
 from fleet.snapshot import FleetSnapshot, ReplicaView
 from inference.gateway.consumers import ApiConsumer
@@ -152,7 +151,7 @@ def _feasible_on(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[str, .
     there it can be loaded, if need be after its turn has come."""
     replicas = snapshot.replicas_of(entry.name)
     held = {replica.neuron for replica in replicas if replica.status is not ReplicaStatus.FAILED}
-    large = set(feasible_on(entry, ground_of(snapshot, None)))
+    large = set(feasible_on(entry, snapshot))
     return tuple(sorted(held | (large - failed_loads(entry, replicas).neurons)))
 
 

@@ -51,6 +51,7 @@ FAILURES: dict[str, FailureKind] = {
     "engine_hung": _COMING_BACK,
     "device_fault": _COMING_BACK,
     "recovering": _COMING_BACK,
+    "model_recovering": _COMING_BACK,
     "neuron_lost": _COMING_BACK,
     "neuron_stopping": _COMING_BACK,
     "no_neuron": _COMING_BACK,

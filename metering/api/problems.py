@@ -10,6 +10,7 @@ everything else into one. No text of an unexpected exception reaches a client.
 from __future__ import annotations
 
 import logging
+import math
 from http import HTTPStatus
 from typing import Any
 
@@ -35,8 +36,19 @@ AUTHENTICATE = "Bearer"
 
 
 class ProblemError(Exception):
-    def __init__(self, status: int, code: str, detail: str, *, param: str | None = None) -> None:
+    """``retry_after_s`` is for a 503 of which it is known; others say a second."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(detail)
+        self.retry_after_s = retry_after_s
         self.status = status
         self.code = code
         self.detail = detail
@@ -80,7 +92,7 @@ def problem_response(error: Exception, _context: dict[str, Any]) -> Response:
     if problem.status == HTTPStatus.UNAUTHORIZED:
         response["WWW-Authenticate"] = AUTHENTICATE
     if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        response["Retry-After"] = str(RETRY_AFTER_S)
+        response["Retry-After"] = str(math.ceil(problem.retry_after_s or RETRY_AFTER_S))
     return response
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from fleet import services
-from fleet.errors import PlacementRefusedError
-from fleet.models import LoadJob
+from fleet.errors import ModelRecoveringError, NeuronAwayError, PlacementRefusedError
+from fleet.models import LoadJob, Neuron
+from fleet.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
+from inference.protocol.keys import heartbeat_key
 from inference.protocol.load import LoadFailure
 from metering.actor import COMMAND
 
@@ -37,6 +41,28 @@ def full(publish, build, sent):
         services.heartbeat_record(heartbeat=publish(devices=[card], replicas=[old, *others]))
 
     return full
+
+
+def test_a_host_that_is_away_is_refused_at_once(full, redis_db, sent) -> None:
+    """Whether a load, a reload or devices were asked for: the refusal says when to ask again."""
+    full()
+    services.silent_neurons_mark_away(snapshot=FleetSnapshot(neurons=()))
+    Neuron.objects.update(status_since=timezone.now() - timedelta(seconds=70))
+    redis_db.delete(heartbeat_key("beast"))
+    services.wishes_publish()
+    named = {"actor": COMMAND, "neuron_name": "beast"}
+    for start in (
+        load,
+        lambda: services.model_load_start(model_name="new", devices=["cuda:0"], **named),
+        lambda: services.reload_job_start(model_name="old", **named),
+        lambda: services.model_download_start(model_name="new", **named),
+    ):
+        with pytest.raises(NeuronAwayError, match="beast has been away for 7") as caught:
+            start()
+        assert 70 <= (caught.value.retry_after_s or 0) < 80
+    with pytest.raises(ModelRecoveringError, match="new can only be loaded on beast"):
+        services.model_load_start(actor=COMMAND, model_name="new")
+    assert sent.tasks == []
 
 
 def load() -> LoadJob:

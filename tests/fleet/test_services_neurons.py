@@ -96,6 +96,27 @@ def test_refused_and_admitted_again(beat, redis_db) -> None:
     assert actions() == ["neuron.refuse", "neuron.admit"]
 
 
+def test_a_host_that_is_away_is_known_with_its_devices(beat, redis_db) -> None:
+    beat("beast")
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    services.silent_neurons_mark_away(snapshot=NOBODY)
+    long_ago = timezone.now() - timedelta(seconds=70)
+    Neuron.objects.update(status_since=long_ago)
+    NeuronWish.objects.update(drain_wanted_at=long_ago)
+    redis_db.delete(keys.heartbeat_key("beast"))
+    services.wishes_publish()
+    snapshot = live.read_snapshot_sync(redis_db)
+    host = snapshot.wishes.of("beast").host
+    assert snapshot.neurons == ()
+    assert host is not None
+    assert [(one.kind, one.total_memory_bytes) for one in host.devices] == list(
+        Device.objects.values_list("kind", "total_memory_bytes")
+    )
+    assert host.devices
+    assert 70 <= (host.away_s or 0) < 500
+    assert 70 <= (host.draining_s or 0) < 500
+
+
 def test_by_click_new_neurons_wait_and_known_ones_stay(beat, redis_db) -> None:
     beat("old")
     services.admission_policy_set(actor=COMMAND, policy=AdmissionPolicy.CLICK)

@@ -1,0 +1,111 @@
+"""Hosts that belong to the fleet, take no loads now, and could hold a model once they are back.
+
+A host that drains, restarts or is silent is still the fleet's: a model that only such a host can
+hold is refused with the time at which to ask again, and never for good. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from fleet.catalogue import CatalogueEntry
+from fleet.placement.decisions import Reject
+from fleet.placement.needs import Needs
+from fleet.snapshot import FleetSnapshot, NeuronView
+from fleet.wishes import Admission, KnownDevice
+from inference.protocol.heartbeat import DeviceInfo
+
+MIN_RETURN_S = 5.0
+MAX_RETURN_S = 300.0
+"""A host is expected to be away for as long again as it has been, within these bounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnavailableHost:
+    """``state`` is in words; ``since_s`` is ``None`` where nobody knows since when."""
+
+    name: str
+    devices: Sequence[DeviceInfo | KnownDevice]
+    state: str
+    since_s: float | None
+
+    @property
+    def how_long(self) -> str:
+        """Its state as a predicate: "has been away for 70 s"."""
+        if self.since_s is None:
+            return f"is {self.state}"
+        return f"has been {self.state} for {self.since_s:.0f} s"
+
+    @property
+    def returns_in_s(self) -> float:
+        return min(MAX_RETURN_S, max(MIN_RETURN_S, self.since_s or 0.0))
+
+
+def unavailable_hosts(snapshot: FleetSnapshot) -> Iterator[UnavailableHost]:
+    """The hosts that are admitted and take no loads now, with the devices last known of them."""
+    for neuron in snapshot.neurons:
+        if neuron.is_admitted and not neuron.may_load:
+            host = snapshot.wishes.of(neuron.name).host
+            yield UnavailableHost(
+                name=neuron.name,
+                devices=neuron.devices,
+                state=_state(neuron),
+                since_s=None if host is None else host.draining_s,
+            )
+    for name, wish in sorted(snapshot.wishes.by_neuron.items()):
+        is_away = snapshot.neuron(name) is None and wish.admission is Admission.ADMITTED
+        if is_away and wish.host is not None:
+            yield UnavailableHost(
+                name=name,
+                devices=wish.host.devices,
+                state="away",
+                since_s=wish.host.away_s,
+            )
+
+
+def returning_hosts(
+    entry: CatalogueEntry, snapshot: FleetSnapshot, *, excluded: Collection[str] = ()
+) -> list[UnavailableHost]:
+    """Those that may hold the model and have devices as many and as large as it asks for, the
+    first to return first. ``excluded`` are hosts that have refused it for good."""
+    needs = Needs(entry)
+    found = [
+        host
+        for host in unavailable_hosts(snapshot)
+        if host.name not in excluded
+        and host.name in (entry.pinned_on or (host.name,))
+        and is_large_enough(needs, host.name, host.devices)
+    ]
+    return sorted(found, key=lambda host: (host.returns_in_s, host.name))
+
+
+def is_large_enough(needs: Needs, neuron: str, devices: Sequence[DeviceInfo | KnownDevice]) -> bool:
+    """Whether the devices of one neuron are as many and as large as a model asks for, whatever is
+    on them. Where nobody knows what it needs, their number decides."""
+    for kind in needs.kinds:
+        least = max(needs.least_total_bytes, needs.device_bytes(neuron, kind) or 0)
+        sizes = [device.total_memory_bytes for device in devices if device.kind == kind]
+        if sum(size >= least for size in sizes) >= needs.num_devices:
+            return True
+    return False
+
+
+def recovering(entry: CatalogueEntry, hosts: Sequence[UnavailableHost]) -> Reject:
+    """``hosts`` are not empty, the first to return first."""
+    first, others = hosts[0], hosts[1:]
+    also = f" ({len(others)} other hosts are as large and take no loads either)" if others else ""
+    return Reject(
+        code="model_recovering",
+        message=f"{entry.name} can only be loaded on {first.name}, which {first.how_long}{also}: "
+        "ask again when it is back",
+        retry_after_s=first.returns_in_s,
+    )
+
+
+def _state(neuron: NeuronView) -> str:
+    if not neuron.speaks_our_protocol:
+        return "of another version"
+    if neuron.is_leaving:
+        return "stopping"
+    return "draining" if neuron.is_draining else "not ready"
