@@ -24,8 +24,12 @@ from metering.money import amount_words
 from metering.prices import Prices
 from metering.windows import Window
 
-RETRY_AFTER_OTHERS_S = 1.0
-"""When to come back while no window is open: only requests under way are in the way."""
+RETRY_AFTER_RESERVED_S = 1.0
+"""When to come back where only reservations of running requests are in the way: they settle, and
+what they did not use is free again."""
+MIN_ANSWER_TOKENS = 256
+"""The shortest answer that is granted while others' reservations limit it, where the client named
+no number."""
 
 
 class Unit(StrEnum):
@@ -53,16 +57,23 @@ class BudgetState:
     def left(self) -> int:
         return max(0, self.cap - self.spent - self.reserved)
 
+    @property
+    def unspent(self) -> int:
+        """What is left once all reservations have settled, if they use nothing."""
+        return max(0, self.cap - self.spent)
+
     def worst_case(self, prices: Prices, prompt_tokens: int, output_tokens: int) -> int:
         if self.unit is Unit.TOKENS:
             return prompt_tokens + output_tokens
         return prices.most_micro_usd(prompt_tokens=prompt_tokens, completion_tokens=output_tokens)
 
-    def affordable_output_tokens(self, prices: Prices, prompt_tokens: int) -> int | None:
-        """What is left buys so many beside the prompt; ``None``: any number."""
+    def affordable_output_tokens(
+        self, prices: Prices, prompt_tokens: int, *, amount: int
+    ) -> int | None:
+        """``amount`` buys so many beside the prompt; ``None``: any number."""
         if self.unit is Unit.TOKENS:
-            return self.left - prompt_tokens
-        return prices.affordable_output_tokens(micro_usd=self.left, prompt_tokens=prompt_tokens)
+            return amount - prompt_tokens
+        return prices.affordable_output_tokens(micro_usd=amount, prompt_tokens=prompt_tokens)
 
     def used(self, settle: Settle) -> int:
         if self.unit is Unit.TOKENS:
@@ -168,15 +179,27 @@ class Book:
 
 def output_tokens_granted(reserve: Reserve, budgets: Sequence[BudgetState] = ()) -> int:
     """What the client named, else what the budgets still buy: the same for each choice, and one
-    token at least."""
+    token at least. While reservations leave less than ``MIN_ANSWER_TOKENS``, it is that many, or
+    what the budgets buy without reservations: an answer is not cut to a few tokens only because
+    other requests run."""
     if reserve.output_tokens is not None:
         return reserve.output_tokens
+    now = _affordable(reserve, [(budget, budget.left) for budget in budgets])
+    later = _affordable(reserve, [(budget, budget.unspent) for budget in budgets])
+    per_choice = max(now, min(later, MIN_ANSWER_TOKENS), 1)
+    return per_choice * reserve.num_choices
+
+
+def _affordable(reserve: Reserve, amounts: Sequence[tuple[BudgetState, int]]) -> int:
+    """The output tokens of each choice that these amounts of the budgets buy."""
     most = reserve.default_output_tokens
-    for budget in budgets:
-        affordable = budget.affordable_output_tokens(reserve.prices, reserve.prompt_tokens)
+    for budget, amount in amounts:
+        affordable = budget.affordable_output_tokens(
+            reserve.prices, reserve.prompt_tokens, amount=amount
+        )
         if affordable is not None:
             most = min(most, affordable)
-    return max(1, most // reserve.num_choices) * reserve.num_choices
+    return most // reserve.num_choices
 
 
 def _refusal(
@@ -189,25 +212,30 @@ def _refusal(
         return float("inf") if retry_after_s is None else retry_after_s
 
     budget, needed = max(short, key=longest)
+    reserved = amount_words(budget.unit, budget.reserved)
+    under_way = f" while {reserved} are reserved by running requests" if budget.reserved else ""
     # How long the prompt is, is known once a neuron has tokenized it: here is its bound.
     return QuotaExceededError(
         f"This request may need up to {amount_words(budget.unit, needed)} (at most "
         f"{reserve.prompt_tokens:,} tokens of prompt, and {output_tokens:,} of output), and "
         f"{amount_words(budget.unit, budget.left)} are left of the {budget.owner}'s budget of "
-        f"{amount_words(budget.unit, budget.cap)}{_per_window(budget)}.",
+        f"{amount_words(budget.unit, budget.cap)}{_per_window(budget)}{under_way}.",
         budget=budget.id,
         unit=budget.unit,
         needed=needed,
         left=budget.left,
         retry_after_s=_retry_after_s(budget, needed, reserve.now_unix_s),
+        is_reserved=needed <= budget.unspent,
     )
 
 
 def _retry_after_s(budget: BudgetState, needed: int, now_unix_s: float) -> float | None:
+    if needed <= budget.unspent:
+        return RETRY_AFTER_RESERVED_S
     if budget.window is Window.BALANCE or needed > budget.cap:
         return None
     if budget.window_ends_s is None:
-        return RETRY_AFTER_OTHERS_S
+        return RETRY_AFTER_RESERVED_S
     return max(1.0, budget.window_ends_s - now_unix_s)
 
 

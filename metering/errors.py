@@ -32,8 +32,9 @@ class MeteringError(Exception):
 
 class QuotaExceededError(MeteringError):
     """``retry_after_s`` is when the window ends; ``None`` where waiting does not help: a balance
-    does not come back by itself, and what passes the whole cap never fits. ``needed`` and ``left``
-    are in ``unit`` (``tokens`` or ``micro_usd``)."""
+    does not come back by itself, and what passes the whole cap never fits. ``is_reserved``: only
+    reservations of running requests are in the way, which settle in seconds. ``needed`` and
+    ``left`` are in ``unit`` (``tokens`` or ``micro_usd``)."""
 
     def __init__(
         self,
@@ -44,8 +45,10 @@ class QuotaExceededError(MeteringError):
         needed: int,
         left: int,
         retry_after_s: float | None,
+        is_reserved: bool = False,
     ) -> None:
         super().__init__(message)
+        self.is_reserved = is_reserved
         self.budget = budget
         self.unit = unit
         self.needed = needed

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metering import windows
-from metering.book import Book, BudgetState, Unit, output_tokens_granted
+from metering.book import (
+    RETRY_AFTER_RESERVED_S,
+    Book,
+    BudgetState,
+    Unit,
+    output_tokens_granted,
+)
 from metering.entries import Granted, Release, Reserve, Settle
 from metering.errors import QuotaExceededError
 from metering.prices import Prices
@@ -134,6 +140,56 @@ def test_when_it_is_worth_another_try(budget: BudgetState, retry_after_s: float 
     with pytest.raises(QuotaExceededError) as refused:
         book(budget).reserve(reserve())
     assert refused.value.retry_after_s == retry_after_s
+
+
+@pytest.mark.parametrize("window", [Window.BALANCE, Window.DAY, Window.SECONDS])
+@pytest.mark.parametrize(
+    ("spent", "reserved", "is_reserved"), [(0, 200, True), (150, 50, False), (100, 100, True)]
+)
+def test_what_is_only_reserved_comes_back_in_seconds(
+    window: Window, spent: int, reserved: int, is_reserved: bool
+) -> None:
+    window_s = 7200 if window is Window.SECONDS else None
+    budget = state(cap=200, spent=spent, window=window, window_s=window_s, window_ends_s=MIDNIGHT)
+    one = book(budget)
+    budget.reserved = reserved
+    with pytest.raises(QuotaExceededError) as refused:
+        one.reserve(reserve(prompt_tokens=50, output_tokens=50))
+    assert refused.value.is_reserved is is_reserved
+    assert (refused.value.retry_after_s == RETRY_AFTER_RESERVED_S) is is_reserved
+    assert "reserved by running requests" in str(refused.value)
+
+
+def test_a_budget_that_is_spent_speaks_before_one_that_is_only_reserved() -> None:
+    spent = state(id=1, cap=200, spent=200, window=Window.DAY, window_ends_s=MIDNIGHT)
+    reserved = state(id=2, cap=200, reserved=200)
+    with pytest.raises(QuotaExceededError) as refused:
+        book(spent, reserved).reserve(reserve(budgets=(1, 2)))
+    assert (refused.value.budget, refused.value.is_reserved) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("spent", "reserved", "granted"),
+    [
+        (0, 0, 900),
+        (0, 500, 400),  # what is left, while that is an answer
+        (0, 800, None),  # 100 are left, and more when the others have settled
+        (800, 0, 100),  # all that it will ever be
+        (700, 100, None),
+    ],
+)
+def test_reservations_of_others_do_not_cut_an_answer_to_a_few_tokens(
+    spent: int, reserved: int, granted: int | None
+) -> None:
+    one = book(budget := state(cap=1000, spent=spent))
+    budget.reserved = reserved
+    asked = reserve(prompt_tokens=100, default_output_tokens=2000)
+    if granted is None:
+        with pytest.raises(QuotaExceededError) as refused:
+            one.reserve(asked)
+        assert refused.value.is_reserved
+    else:
+        assert one.reserve(asked).output_tokens == granted
 
 
 def test_of_two_short_budgets_the_one_that_stays_short_speaks() -> None:
