@@ -18,6 +18,7 @@ DISK_FULL_SHARE = 0.02
 
 LIMIT_CODES = {
     "rate_limit_exceeded": "by its limits of requests and tokens a minute, or of requests at once",
+    "budget_reserved": "by what its running requests reserve of its budget",
     "insufficient_quota": "by requests that may need more than is left, or by a key's own budget",
 }
 MAX_REFUSED = 5

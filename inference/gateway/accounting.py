@@ -1,7 +1,8 @@
 """The money side of one gateway's requests: held before they run, charged when they have ended.
 
     hold ─▶ Granted ─▶ narrow, when the prompt is counted ─▶ settle, by the outcome
-                  └▶ let_go, where it never came to a neuron
+      │           └▶ let_go, where it never came to a neuron
+      └ waits a little where others' reservations are in the way (``reservation_queue``)
 
 Whose caps, what prices and how much are decided elsewhere; here they become what the ledger is
 told, and what it refuses becomes what a client is told.
@@ -14,9 +15,11 @@ import time
 from typing import Protocol
 
 from inference.gateway.call import Call, RequestOutcome
+from inference.gateway.reservation_queue import ReservationQueue
 from inference.gateway.token_bounds import TokenBounds
 from inference.wire.errors import (
     ApiError,
+    BudgetReservedError,
     InsufficientQuotaError,
     RateLimitExceededError,
     ServiceUnavailableError,
@@ -58,9 +61,11 @@ class Ledger(Protocol):
 
 
 class Accounting:
-    def __init__(self, ledger: Ledger, gateway_id: str) -> None:
+    def __init__(self, ledger: Ledger, gateway_id: str, *, max_waiting: int) -> None:
+        """``max_waiting``: requests that may wait for reservations to settle at once."""
         self._ledger = ledger
         self._gateway_id = gateway_id
+        self.queue = ReservationQueue(ledger, max_waiting=max_waiting)
 
     async def hold(self, call: Call, bounds: TokenBounds) -> Granted | None:
         """Reserves what the request may use at most; ``None`` where no cap applies. Raises
@@ -71,7 +76,7 @@ class Accounting:
         if not principal.budgets:
             return None
         try:
-            granted = await self._ledger.reserve(
+            granted = await self.queue.reserve(
                 Reserve(
                     request_id=call.request_id,
                     gateway_id=self._gateway_id,
@@ -98,6 +103,7 @@ class Accounting:
         if call.is_reserved:
             call.is_reserved = False
             self._ledger.release(Release(request_id=call.request_id, budgets=call.who.budgets))
+            self.queue.freed(call.who.budgets)
 
     def narrow(self, call: Call, *, prompt_tokens: int, output_tokens: int) -> None:
         if call.is_reserved:
@@ -110,9 +116,15 @@ class Accounting:
                     prices=call.prices,
                 )
             )
+            self.queue.freed(call.who.budgets)
 
     def settle(self, outcome: RequestOutcome) -> None:
         """The one ledger entry of a request that was submitted."""
+        self._record(outcome)
+        if outcome.is_reserved:
+            self.queue.freed(outcome.budgets)
+
+    def _record(self, outcome: RequestOutcome) -> None:
         if not outcome.is_billed:
             if outcome.is_reserved:
                 self._ledger.release(
@@ -144,6 +156,8 @@ class Accounting:
 
 
 def _refusal(error: QuotaExceededError) -> ApiError:
+    if error.is_reserved:
+        return BudgetReservedError(str(error), retry_after_s=error.retry_after_s)
     if error.retry_after_s is None:
         return InsufficientQuotaError(str(error))
     return RateLimitExceededError(

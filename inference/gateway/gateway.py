@@ -107,7 +107,9 @@ class Gateway:
             "How long the oldest of that has waited.",
             lambda: self._ledger.age_s,
         )
-        self.accounting = Accounting(self._ledger, self.gateway_id)
+        self.accounting = Accounting(
+            self._ledger, self.gateway_id, max_waiting=config.max_waiting_requests
+        )
         self.bounds = Bounds(
             max_open_requests=config.max_open_requests,
             max_open_body_bytes=config.max_open_body_bytes,

@@ -43,6 +43,7 @@ REJECTION_REASONS = {
     "queue_full": "queue_full",
     "queue_timeout": "wait_timeout",
     "rate_limit_exceeded": "per_principal",
+    "budget_reserved": "per_principal",
 }
 """The reason that metrics tell, by the code of the refusal."""
 

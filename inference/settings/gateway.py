@@ -168,7 +168,8 @@ MAX_WAITING_REQUESTS: Setting[int] = Setting(
     kind=WholeNumber(0, MAX_COUNT, "requests"),
     default=2000,
     readers=GATEWAY,
-    doc="how many requests of a gateway may wait for models to be loaded",
+    doc="how many requests of a gateway may wait for models to be loaded, and as many for "
+    "reservations of their budget to settle",
 )
 REQUEST_TIMEOUT_S: Setting[int] = Setting(
     name="HELEXA_REQUEST_TIMEOUT_S",

@@ -17,6 +17,7 @@
     │   └── ModelNotAllowedError        403 model_not_allowed
     ├── InsufficientQuotaError          429 insufficient_quota
     ├── RateLimitExceededError          429 rate_limit_exceeded                      retryable
+    ├── BudgetReservedError             429 budget_reserved                          retryable
     ├── TooManyConnectionsError         429 too_many_connections                     retryable
     ├── ModelNotFoundError              404 model_not_found
     ├── ResponseNotFoundError           404 response_not_found
@@ -176,6 +177,15 @@ class RateLimitExceededError(ApiError):
     def __init__(self, message: str, *, kind: str, retry_after_s: float | None) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.type = kind
+
+
+class BudgetReservedError(ApiError):
+    """The budget is not spent: running requests have reserved what is left of it, and what they do
+    not use is free again in seconds."""
+
+    status = 429
+    type = "tokens"
+    code = "budget_reserved"
 
 
 class TooManyConnectionsError(ApiError):

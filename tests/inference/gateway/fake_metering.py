@@ -98,13 +98,15 @@ class FakeLedger:
         if output is None:
             output = min(reserve.default_output_tokens, left)
         if output > left or left < reserve.num_choices:
+            is_reserved = output <= left + sum(self.held.values())
             raise QuotaExceededError(
                 f"This needs {reserve.prompt_tokens + output} tokens; {self.left} are left.",
                 budget=1,
                 unit="tokens",
                 needed=reserve.prompt_tokens + output,
                 left=self.left,
-                retry_after_s=None,
+                retry_after_s=1.0 if is_reserved else None,
+                is_reserved=is_reserved,
             )
         self.held[reserve.request_id] = reserve.prompt_tokens + output
         return Granted(output_tokens=output)

@@ -114,6 +114,37 @@ async def test_more_than_the_budget_buys_is_refused_with_both_numbers(
     assert not ledger.settled and not ledger.held
 
 
+async def test_a_reserved_budget_is_waited_for_and_then_refused_for_seconds(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    ledger: FakeLedger,
+    capped: FakeDirectory,
+    gateway: Gateway,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ledger.cap_tokens = 1500
+    neuron.script = endless
+    named = {**BODY, "max_tokens": 1000}
+    exchange = client.open("POST", CHAT, {**named, "stream": True}, headers=BEARER)
+    await exchange.until(b"on and")
+    monkeypatch.setattr(gateway.accounting.queue, "_wait_s", 0.05)
+    refused = await client.post(CHAT, named, headers=BEARER)
+    assert (refused.status, refused.error["code"]) == (429, "budget_reserved")
+    assert refused.headers["retry-after"] == "1"
+    assert "x-should-retry" not in refused.headers
+    message = await client.post("/v1/messages", named, headers=BEARER)
+    assert (message.status, message.json["error"]["type"]) == (429, "rate_limit_error")
+
+    monkeypatch.setattr(gateway.accounting.queue, "_wait_s", 60.0)
+    waiting = client.open("POST", CHAT, named, headers=BEARER)
+    await until(lambda: gateway.accounting.queue.num_waiting)
+    neuron.script = paris
+    exchange.leave()
+    await exchange.finish()
+    assert (await waiting.finish()).status == 200
+    assert ledger.held == {}
+
+
 async def test_a_spent_budget_loads_nothing(
     client: AsgiClient,
     neuron: FakeNeuron,
