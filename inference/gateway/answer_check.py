@@ -57,8 +57,6 @@ MAX_DRAFTS = 2**31 - 1
 MAX_MS = 1e12
 FLOAT32_BYTES = 4
 
-OfChoice = Delta | ReasoningDelta | OutputTokens | ToolCallStarted | ToolCallDelta | ChoiceFinished
-
 
 class AnswerFaultError(Exception):
     """What no honest neuron answers to this request, in words."""
@@ -105,12 +103,17 @@ class AnswerCheck:
     def check(self, event: Event) -> None:
         """Raises ``AnswerFaultError``."""
         match event:
-            case Delta() | ReasoningDelta() | OutputTokens():
-                self._of_open_choice(event)
+            case Delta() | ReasoningDelta():
+                self._of_open_choice(event.index)
+                self._count_tokens(event.num_tokens)
+            case OutputTokens():
+                self._of_open_choice(event.index)
+                self._token_ids(event.token_ids)
             case ToolCallStarted() | ToolCallDelta():
                 self._call(event)
             case ChoiceFinished():
-                self._of_open_choice(event)
+                self._of_open_choice(event.index)
+                self._count_tokens(event.num_tokens)
                 self._num_calls[event.index] = -1
                 self._num_open -= 1
             case Accepted():
@@ -132,21 +135,21 @@ class AnswerCheck:
             case _:
                 raise AnswerFaultError("an event out of place")
 
-    def _of_open_choice(self, event: OfChoice) -> None:
-        if not 0 <= event.index < self._num_choices:
-            raise AnswerFaultError(f"choice {event.index:.3e} of {self._num_choices}")
-        if self._num_calls.get(event.index, 0) < 0:
+    def _of_open_choice(self, index: int) -> None:
+        if not 0 <= index < self._num_choices:
+            raise AnswerFaultError(f"choice {index:.3e} of {self._num_choices}")
+        if self._num_calls.get(index, 0) < 0:
             raise AnswerFaultError("an event of a choice that has finished")
-        if isinstance(event, OutputTokens):
-            self._token_ids(event.token_ids)
-            return
-        self._num_tokens += event.num_tokens
-        if event.num_tokens < 0 or self._num_tokens > self._bounds.output_tokens:
+
+    def _count_tokens(self, num_tokens: int) -> None:
+        self._num_tokens += num_tokens
+        if num_tokens < 0 or self._num_tokens > self._bounds.output_tokens:
             most = self._bounds.output_tokens
             raise AnswerFaultError(f"{self._num_tokens:.3e} tokens told, {most} at most")
 
     def _call(self, event: ToolCallStarted | ToolCallDelta) -> None:
-        self._of_open_choice(event)
+        self._of_open_choice(event.index)
+        self._count_tokens(event.num_tokens)
         begun = self._num_calls.get(event.index, 0)
         if isinstance(event, ToolCallStarted):
             self._require(event.call_index == begun, "a tool call out of order")

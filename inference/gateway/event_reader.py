@@ -176,16 +176,17 @@ class EventReader:
             self._streams.fail_where(
                 lambda stream: self._serves(stream) and stream.epoch == batch.epoch, events_lost()
             )
+        bytes_an_event = num_bytes // max(1, len(batch.events))
         for event in batch.events:
             stream = self._streams.get(event.request_id)
             if stream is None:
                 continue
-            if not self._serves(stream):
+            if stream.neuron != self.neuron:
                 self._fault("it answered a request that another neuron serves")
                 continue
             stream.epoch = batch.epoch
             try:
-                stream.put(event, num_bytes // len(batch.events))
+                stream.put(event, bytes_an_event)
             except AnswerFaultError as error:
                 self._fault(f"its answer to {event.request_id} has {error}")
 

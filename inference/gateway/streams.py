@@ -42,6 +42,10 @@ BYTES_A_TAKE = 256 * 1024
 """What a consumer is given at once; then other tasks get to run. As much as the reader delivers in
 a turn of the loop, so that a consumer whose client reads keeps up with it."""
 
+FAILURES = (Failed, Cancelled)
+FIRST_EVENTS = (Accepted, TokensCounted, Tokenized)
+"""What an answer may begin with."""
+
 
 class RequestStream:
     """``epoch`` is the life of the neuron that serves it: what the snapshot said at dispatch, then
@@ -121,34 +125,26 @@ class RequestStream:
         ``AnswerFaultError`` for what no honest neuron answers: then the stream has failed, and
         nothing of the event counts."""
         try:
-            self._put(event, num_bytes)
+            if isinstance(event, Fragment):
+                self._put_fragment(event)
+                return
+            if not self.tally.is_settled:
+                self._check.check(event)
+                self.tally.see(event)
         except AnswerFaultError:
             self.fail(neuron_fault(self.neuron))
             raise
-
-    def _put(self, event: Event, num_bytes: int) -> None:
-        if isinstance(event, Fragment):
-            self._put_fragment(event)
-            return
-        if not self.tally.is_settled:
-            self._check.check(event)
-        self.tally.see(event)
         if self.ended:
             return
-        match event:
-            case Failed():
-                self.fail(RequestFailedError(event.failure))
-            case Cancelled():
-                self.fail(RequestFailedError(_cancelled_elsewhere()))
-            case _ if not self.accepted and not isinstance(
-                event, Accepted | TokensCounted | Tokenized
-            ):
-                self.fail(events_lost())
-            case _ if self._is_full(num_bytes):
-                self.fail(_client_too_slow())
-                self._abort()
-            case _:
-                self._take(event, num_bytes)
+        if isinstance(event, FAILURES):
+            self.fail(_failed_by(event))
+        elif not self.accepted and not isinstance(event, FIRST_EVENTS):
+            self.fail(events_lost())
+        elif self._is_full(num_bytes):
+            self.fail(_client_too_slow())
+            self._abort()
+        else:
+            self._take(event, num_bytes)
 
     def fail(self, error: ApiError) -> None:
         """Ends the stream. Ignored once it has ended."""
@@ -180,6 +176,10 @@ class RequestStream:
                 raise self._take_error()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        if self._num_queued_bytes <= BYTES_A_TAKE and len(self._events) <= EVENTS_A_TAKE:
+            self._num_queued_bytes = 0
+            queued, self._events = self._events, deque()
+            return [event for event, _ in queued]
         events: list[Event] = []
         taken_bytes = 0
         while self._events and len(events) < EVENTS_A_TAKE and taken_bytes < BYTES_A_TAKE:
@@ -217,18 +217,19 @@ class RequestStream:
             raise AnswerFaultError("fragments of no event") from error
         if isinstance(event, Fragment) or event.request_id != self.request_id:
             raise AnswerFaultError("fragments of another request's event")
-        self._put(event, len(data))
+        self.put(event, len(data))
 
     def _take(self, event: Event, num_bytes: int) -> None:
         if isinstance(event, Accepted):
             self.accepted = True
-        else:
+        elif self._deadline is not None:
             self._stop_deadline()
         if isinstance(event, ANSWERS):
             self.end()
         self._events.append((event, num_bytes))
         self._num_queued_bytes += num_bytes
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def _submission_ended(self, submission: asyncio.Future[None]) -> None:
         if submission.cancelled():
@@ -314,5 +315,9 @@ def _client_too_slow() -> ServiceUnavailableError:
     )
 
 
-def _cancelled_elsewhere() -> Failure:
-    return Failure(code="cancelled", message="The request was cancelled by the neuron.")
+def _failed_by(event: Failed | Cancelled) -> ApiError:
+    if isinstance(event, Failed):
+        return RequestFailedError(event.failure)
+    return RequestFailedError(
+        Failure(code="cancelled", message="The request was cancelled by the neuron.")
+    )

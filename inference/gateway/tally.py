@@ -13,6 +13,7 @@ from inference.protocol.events import (
     ANSWERS,
     Accepted,
     Cancelled,
+    Delta,
     Embedded,
     EmbeddedPart,
     Event,
@@ -54,6 +55,8 @@ class Tally:
         if self.is_settled:
             return
         match event:
+            case Delta():  # most events are this one
+                self._count_tokens(event.num_tokens)
             case Accepted():
                 self._prompt_tokens = event.prompt_tokens
                 if self._on_accepted is not None:
@@ -67,9 +70,12 @@ class Tally:
             case _ if isinstance(event, ANSWERS):
                 self._settle(NOTHING)
             case _:
-                if self.first_token_s is None:
-                    self.first_token_s = time.monotonic()
-                self._completion_tokens += getattr(event, "num_tokens", 0)
+                self._count_tokens(getattr(event, "num_tokens", 0))
+
+    def _count_tokens(self, num_tokens: int) -> None:
+        if self.first_token_s is None:
+            self.first_token_s = time.monotonic()
+        self._completion_tokens += num_tokens
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Called once there is nothing more to come; at once where that is so already."""
