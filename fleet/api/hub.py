@@ -46,6 +46,9 @@ class ChoiceShape(serializers.Serializer[Any]):
     files = FileShape(many=True)
     num_bytes = serializers.IntegerField()
     problem = serializers.CharField(allow_null=True, help_text="Why this build does not run it.")
+    access_problem = serializers.CharField(
+        allow_null=True, help_text="Why the hub does not show it, as where a token is needed."
+    )
     fits = FitShape(many=True)
     settings = serializers.DictField(help_text="Of the catalogue's model.")
 
@@ -109,6 +112,7 @@ def _told(
             "files": [{"name": name, "num_bytes": repository.sizes[name]} for name in offer.names],
             "num_bytes": offer.num_bytes,
             "problem": offer.problem,
+            "access_problem": offer.access_problem,
             "fits": choice.fits,
             "settings": offer.settings(repository, revision),
         }

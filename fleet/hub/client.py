@@ -15,6 +15,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, constants, errors, get_session
 from huggingface_hub.errors import (
+    GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
@@ -39,6 +40,10 @@ from inference.loading.huggingface import HuggingFaceHub
 TIMEOUT_S = 10.0
 MAX_FOUND = 30
 MAX_JSON_BYTES = 4_000_000
+GATED = (
+    "{name} is gated: it needs a token that was granted access. Ask for access on the repository's "
+    "page, and set HF_TOKEN here and on the neurons"
+)
 
 TransportError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
 
@@ -69,7 +74,11 @@ class HubClient:
                 name, revision=revision, files_metadata=True, timeout=TIMEOUT_S
             )
             sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-            problem = self._safetensors_problem(info, sizes)
+            access_problem, problem = None, None
+            try:
+                problem = self._safetensors_problem(info, sizes)
+            except GatedRepoError:
+                access_problem = GATED.format(name=info.id)
         return HubRepository(
             name=info.id,
             commit=info.sha or "",
@@ -77,6 +86,7 @@ class HubClient:
             is_gated=bool(info.gated),
             gguf_architecture=(info.gguf or {}).get("architecture"),
             safetensors_problem=problem,
+            access_problem=access_problem,
         )
 
     def search(self, words: str) -> tuple[HubMatch, ...]:
@@ -102,7 +112,8 @@ class HubClient:
             )
 
     def _safetensors_problem(self, info: ModelInfo, sizes: dict[str, int]) -> str | None:
-        """Why this build does not run them, by the rules of a load; ``None``: it does."""
+        """Why this build does not run them, by the rules of a load; ``None``: it does. Raises
+        ``GatedRepoError`` where the hub does not show their config."""
         if not any(SAFETENSORS_NAME.fullmatch(name) for name in sizes):
             return None
         small = {name for name, size in sizes.items() if 0 < size <= MAX_JSON_BYTES}
@@ -111,13 +122,9 @@ class HubClient:
             return "There is no config.json that says what the model is"
         hub = HuggingFaceHub(self._endpoint)
         with tempfile.TemporaryDirectory() as scratch:
-            try:
-                paths = {
-                    name: hub.fetch(info.id, info.sha or "main", name, Path(scratch))
-                    for name in names
-                }
-            except HfHubHTTPError:
-                return "The hub does not show config.json without a token: a load will tell"
+            paths = {
+                name: hub.fetch(info.id, info.sha or "main", name, Path(scratch)) for name in names
+            }
             return _config_problem(paths["config.json"].parent)
 
     @contextmanager

@@ -29,6 +29,8 @@ class HubRepository:
     """As the hub read it in the headers of its GGUF files; ``None``: it does not say."""
     safetensors_problem: str | None = None
     """Why this build does not run its safetensors."""
+    access_problem: str | None = None
+    """Why the hub does not show them to us, in a sentence."""
 
     @property
     def source(self) -> str:
@@ -48,6 +50,8 @@ class Offer:
     num_bytes: int
     problem: str | None
     """Why this build does not run it; ``None``: nothing speaks against it."""
+    access_problem: str | None = None
+    """Why the hub does not show it to us, so that nobody knows whether this build runs it."""
 
     @property
     def vram_mb(self) -> int:
@@ -128,6 +132,7 @@ def _dense_offer(repository: HubRepository, names: list[str]) -> Offer:
         names=tuple(names),
         num_bytes=sum(repository.sizes[name] for name in names),
         problem=repository.safetensors_problem or _missing_shard(names),
+        access_problem=repository.access_problem,
     )
 
 

@@ -22,6 +22,7 @@ from inference.loading.malformed import refuses_malformed
 from inference.models.embedding_config import Activation, EmbeddingConfig, Pooling
 from inference.models.families.hub_config import Json, check_dense, positive_integer
 from inference.models.families.limits import check_counts
+from inference.models.families.registry import unknown_architecture
 
 ENCODERS = ("bert", "camembert", "distilbert", "modernbert", "mpnet", "roberta", "xlm-roberta")
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")
@@ -131,10 +132,7 @@ def _activation(config: Json) -> Activation:
 def _check_architecture(config: Json) -> None:
     architecture = config.get("model_type")
     if architecture not in ENCODERS + DECODERS:
-        known = ", ".join(sorted(ENCODERS + DECODERS))
-        raise UnknownArchitectureError(
-            f"the embedding model's architecture is {architecture!r}; this build runs {known}"
-        )
+        raise unknown_architecture(str(architecture), ENCODERS + DECODERS)
     for name in config.get("architectures") or []:
         if name.endswith("ForSequenceClassification"):
             num_labels = len(config.get("id2label") or "ab")

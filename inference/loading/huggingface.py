@@ -278,7 +278,8 @@ def _named(repo: str, revision: str | None, error: Exception) -> LoadError:
         return BadSourceError(f"{repo!r} is not a repository name; write huggingface:org/name")
     if isinstance(error, GatedRepoError):
         return DownloadFailedError(
-            f"{repo} is gated: accept its terms on the hub and set HF_TOKEN on this host"
+            f"{repo} is gated: it needs a token that was granted access. Ask for access on the "
+            "repository's page, and set HF_TOKEN on this host"
         )
     if isinstance(error, RevisionNotFoundError):
         return BadSourceError(f"{repo} has no revision {revision!r}")

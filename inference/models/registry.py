@@ -15,7 +15,7 @@ from inference.models.config import ModelConfig
 from inference.models.cuda.setup import accelerate
 from inference.models.decoder import DecoderModel
 from inference.models.errors import UnknownArchitectureError
-from inference.models.families.registry import find_family, known_model_types
+from inference.models.families.registry import MODELS_PAGE, find_family
 from inference.models.kv_format import KVFormat, choose_kv_format
 from inference.models.native.build import (
     NativeUnavailableError,
@@ -109,11 +109,12 @@ def build_model(
     kv_format: KVFormat | None = None,
 ) -> AnyModel:
     """On torch operators; ``kv_format`` ``None``: what it computes in. Raises
-    ``UnknownArchitectureError``, naming the known ones, and ``UnsupportedKVError``."""
+    ``UnknownArchitectureError`` and ``UnsupportedKVError``."""
     family = find_family(config.architecture)
     if family is None:
-        known = ", ".join(known_model_types())
-        raise UnknownArchitectureError(f"{config.architecture!r} is not one of {known}")
+        raise UnknownArchitectureError(
+            f"no family builds {config.architecture!r}; {MODELS_PAGE} lists those that do"
+        )
     module, _, name = family.builder.partition(":")
     builder: Builder = getattr(import_module(module), name)
     return builder(config, weights, context_tokens, _kv_format(kv_format, weights, False))

@@ -289,7 +289,7 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     available: list[str] = []
     """What the source holds instead of a quant or file that is not there."""
     nearest: str | None = None
-    """The one of them that may have been meant."""
+    """The one of them that may have been meant, or the nearest architecture that runs."""
 
     @property
     def is_permanent(self) -> bool:

@@ -104,6 +104,9 @@ def test_searching_and_what_this_build_does_not_run(admin_client: Client) -> Non
     assert "?repository=org/tiny-gguf" in found
     strange = admin_client.get(url("hub"), {"repository": "org/strange"}).content.decode()
     assert "This build does not run it" in strange and "reformer" in strange
+    gated = admin_client.get(url("hub"), {"repository": "org/gated"}).content.decode()
+    assert "needs a token that was granted access" in gated
+    assert "This build does not run it" not in gated
 
 
 def test_a_hub_out_of_reach_is_said(admin_client: Client, monkeypatch) -> None:

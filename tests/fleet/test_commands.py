@@ -137,6 +137,7 @@ def test_the_hub_is_searched(told: Told) -> None:
         (("huggingface:org/strange",), "does not run safetensors: .*reformer"),
         (("huggingface:org/tiny-gguf", "--file", "Q2_K"), "choose one of Q4_K_M, Q8_0"),
         (("huggingface:org/nothing",), "no repository org/nothing"),
+        (("huggingface:org/gated",), "^org/gated is gated: it needs a token that was granted"),
         (("huggingface:tiny-gguf",), "not like huggingface:org/name"),
         (("huggingface:org/tiny/q4",), "not like huggingface:org/name"),
         (("tiny",), "name its source too"),

@@ -53,6 +53,8 @@ def chosen_of_repository(run: Run, source: str) -> tuple[str, dict[str, Any]]:
         choice = choices[0]
     else:
         choice = _asked(run, choices)
+    if choice["access_problem"]:
+        raise CommandError(choice["access_problem"])
     if choice["problem"]:
         raise CommandError(f"This build does not run {choice['label']}: {choice['problem']}")
     settings = {name: value for name, value in choice["settings"].items() if value is not None}
@@ -85,5 +87,5 @@ def _asked(run: Run, choices: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _row(choice: dict[str, Any]) -> list[object]:
     where = "; ".join(f"{fit['neuron']}: {fit['words']}" for fit in choice["fits"])
-    words = choice["problem"] or where or "no neuron is there"
+    words = choice["access_problem"] or choice["problem"] or where or "no neuron is there"
     return [choice["label"], size_text(choice["num_bytes"]), words]

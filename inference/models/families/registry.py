@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 from inference.loading.errors import UnknownArchitectureError
 from inference.models.config import ModelConfig
 from inference.models.families.cohere import COHERE, COHERE2
@@ -34,6 +37,10 @@ from inference.models.families.qwen3_vl_moe import QWEN3_VL_MOE
 from inference.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from inference.models.families.smollm3 import SMOLLM3
 from inference.models.families.starcoder2 import STARCODER2
+
+NUM_NEAREST = 2
+MODELS_PAGE = "docs/models.md"
+"""Where a person finds every architecture that runs."""
 
 FAMILIES: tuple[Family, ...] = (
     LLAMA,
@@ -95,33 +102,30 @@ def family_of(config: ModelConfig) -> Family:
     return _BY_MODEL_TYPE[config.architecture]
 
 
-def known_model_types() -> tuple[str, ...]:
-    return tuple(_BY_MODEL_TYPE)
-
-
 def check_architecture(model_type: str) -> Family:
-    """Raises ``UnknownArchitectureError``, naming the known ones."""
+    """Raises ``UnknownArchitectureError``, which names the nearest ones."""
     family = _BY_MODEL_TYPE.get(model_type)
     if family is None:
-        raise UnknownArchitectureError(
-            f"{_refused(model_type)}; this build runs {', '.join(_OWN)}, and as transformers' own "
-            f"modules {', '.join(_FOREIGN)}"
-        )
+        raise unknown_architecture(model_type, _BY_MODEL_TYPE)
     return family
 
 
 def check_gguf_architecture(architecture: str) -> Family:
-    """``architecture``: as GGUF spells it. Raises ``UnknownArchitectureError``, naming the known
-    ones."""
+    """``architecture``: as GGUF spells it. Raises ``UnknownArchitectureError``, which names the
+    nearest ones."""
     family = _BY_GGUF.get(architecture)
     if family is None:
-        raise UnknownArchitectureError(
-            f"{_refused(architecture)}; this build runs {', '.join(_BY_GGUF)}"
-        )
+        raise unknown_architecture(architecture, _BY_GGUF)
     return family
 
 
-def _refused(architecture: str) -> str:
+def unknown_architecture(architecture: str, known: Iterable[str]) -> UnknownArchitectureError:
+    """Names the two of ``known`` that are spelt most alike: all of them would fill a screen."""
+    nearest = get_close_matches(architecture, sorted(known), n=NUM_NEAREST, cutoff=0.0)
     reason = REFUSED_TYPES.get(architecture)
-    named = f"the model's architecture is {architecture!r}"
-    return named if reason is None else f"{named}, which {reason}"
+    refused = "" if reason is None else f", which {reason}"
+    return UnknownArchitectureError(
+        f"the model's architecture is {architecture!r}{refused}; this build does not run it. The "
+        f"nearest that it runs are {' and '.join(nearest)}; {MODELS_PAGE} lists all",
+        nearest[0],
+    )

@@ -25,7 +25,6 @@ def test_a_repository_of_ggufs_with_sizes_and_architecture() -> None:
         ("org/dense", None),
         ("org/quantised", "quantised with 'awq'"),
         ("org/strange", "architecture is 'reformer'"),
-        ("org/gated", "without a token"),
         ("org/pictures", None),
         ("org/other-pictures", "preprocessor_config.json: patch_size is 14"),
         ("org/lower-case", None),
@@ -35,7 +34,15 @@ def test_safetensors_are_judged_by_their_config(name: str, problem: str | None) 
     repository = HubClient().repository(name)
     found = repository.safetensors_problem
     assert found is None if problem is None else problem in (found or "")
-    assert repository.is_gated == (name == "org/gated")
+    assert not repository.is_gated and repository.access_problem is None
+
+
+def test_a_gated_repository_needs_a_token_and_may_run() -> None:
+    repository = HubClient().repository("org/gated")
+    assert repository.is_gated and repository.safetensors_problem is None
+    assert "needs a token that was granted access" in (repository.access_problem or "")
+    (offer,) = offers_of(repository)
+    assert offer.problem is None and offer.access_problem == repository.access_problem
 
 
 def test_the_search() -> None:

@@ -259,7 +259,7 @@ def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
     ("repo", "error", "named"),
     [
         ("org/none", BadSourceError, "no repository org/none"),
-        ("org/gated", DownloadFailedError, "gated.*HF_TOKEN"),
+        ("org/gated", DownloadFailedError, "gated.*token that was granted access.*HF_TOKEN"),
         ("org/broken", DownloadFailedError, "org/broken could not be downloaded"),
         ("a/b/c", BadSourceError, "huggingface:org/name"),
     ],

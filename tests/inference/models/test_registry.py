@@ -42,8 +42,8 @@ def weights(dtype: torch.dtype = torch.float32) -> DenseWeights:
     return DenseWeights(tensors, dtype, torch.device("cpu"))
 
 
-def test_unknown_architecture_names_the_known_ones() -> None:
-    with pytest.raises(UnknownArchitectureError, match="'unheard' is not one of"):
+def test_an_unknown_architecture_is_named() -> None:
+    with pytest.raises(UnknownArchitectureError, match="no family builds 'unheard'"):
         build_model(replace(CONFIG, architecture="unheard"), weights(), 64)
 
 

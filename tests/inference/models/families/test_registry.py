@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 
 import pytest
@@ -29,10 +30,26 @@ def test_a_family_names_its_builder_and_reads_what_it_lists(family: Family) -> N
     assert bool(family.gguf_architectures) == (family.read_gguf is not None)
 
 
-def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
-    for check in (check_architecture, check_gguf_architecture):
-        with pytest.raises(UnknownArchitectureError, match=r"'reformer'.*llama, mistral, qwen2"):
-            check("reformer")
+@pytest.mark.parametrize(
+    ("check", "name", "nearest"),
+    [
+        (check_architecture, "lama", ("llama", "llama4")),
+        (check_architecture, "qwen3_nxt", ("qwen3_next", "qwen3_5_text")),
+        (check_architecture, "zzz", None),
+        (check_gguf_architecture, "gemma5", ("gemma", "gemma3")),
+    ],
+)
+def test_an_unknown_architecture_is_refused_with_the_two_nearest(
+    check: Callable[[str], Family], name: str, nearest: tuple[str, str] | None
+) -> None:
+    with pytest.raises(UnknownArchitectureError) as refused:
+        check(name)
+    message = str(refused.value)
+    assert message.count(repr(name)) == 1 and "docs/models.md" in message
+    assert len(message) < 200, "some 150 names"
+    if nearest is not None:
+        assert f"{nearest[0]} and {nearest[1]}" in message
+        assert refused.value.failure.nearest == nearest[0]
 
 
 def test_gguf_names() -> None:
