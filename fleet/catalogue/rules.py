@@ -58,6 +58,7 @@ def check_settings(settings: CatalogueSettings) -> None:
     check_draft_model(settings)
     check_replicas(settings)
     check_prices(settings)
+    check_card_floor(settings)
 
 
 def check_name(name: str) -> None:
@@ -135,6 +136,13 @@ def check_replicas(settings: CatalogueSettings) -> None:
             "max_replicas",
             f"At most {settings.max_replicas} and at least {settings.min_replicas} replicas "
             "cannot both be",
+        )
+
+
+def check_card_floor(settings: CatalogueSettings) -> None:
+    if settings.device == "cpu" and settings.min_device_vram_mb is not None:
+        raise CatalogueValueError(
+            "min_device_vram_mb", "A model on processors has no card: leave it empty"
         )
 
 

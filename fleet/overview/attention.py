@@ -119,6 +119,9 @@ def _of_models(models: Iterable[ModelLine]) -> Iterator[Attention]:
             text = f"{model.name} has {model.replicas} of at least {model.min_replicas} replicas"
             level = Level.WARNING if model.replicas else Level.URGENT
             yield _say(level, "too_few_replicas", model.name, text)
+        if model.no_host:
+            text = f"no host can run {model.name}: {model.no_host}"
+            yield _say(Level.WARNING, "no_host", model.name, text)
 
 
 def _of_budgets(budgets: Iterable[BudgetStatus]) -> Iterator[Attention]:

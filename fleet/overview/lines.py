@@ -72,6 +72,8 @@ class ModelLine:
     min_replicas: int
     max_replicas: int
     has_outdated: bool = False
+    no_host: str = ""
+    """Why no host of the fleet can run it; empty where one can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from django.utils import timezone
@@ -14,6 +14,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.lifecycles import DownloadKind
 from fleet.models import Device, Neuron, Replica
 from fleet.overview.attention import attention
+from fleet.overview.feasible import why_no_host
 from fleet.overview.jobs import job_lines
 from fleet.overview.lines import (
     AuditLine,
@@ -176,13 +177,19 @@ def _held_memory(replicas: Iterable[ReplicaLine]) -> dict[str, list[HeldMemory]]
 
 
 def _models(
-    entries: Iterable[CatalogueEntry], neurons: Iterable[NeuronLine]
+    entries: Sequence[CatalogueEntry], neurons: Sequence[NeuronLine]
 ) -> tuple[ModelLine, ...]:
     loaded: dict[str, list[ReplicaLine]] = defaultdict(list)
     for neuron in neurons:
         for replica in neuron.replicas:
             loaded[replica.model].append(replica)
-    return tuple(_model_line(entry, _replicas_of(entry, loaded)) for entry in entries)
+    no_host = {entry.name: why_no_host(entry, neurons) for entry in entries if entry.base is None}
+    return tuple(
+        _model_line(
+            entry, _replicas_of(entry, loaded), no_host=no_host.get(entry.base or entry.name, "")
+        )
+        for entry in entries
+    )
 
 
 def _replicas_of(
@@ -194,7 +201,7 @@ def _replicas_of(
     return [replica for replica in loaded[entry.base] if entry.name in replica.adapters]
 
 
-def _model_line(entry: CatalogueEntry, replicas: list[ReplicaLine]) -> ModelLine:
+def _model_line(entry: CatalogueEntry, replicas: list[ReplicaLine], *, no_host: str) -> ModelLine:
     statuses = [replica.status for replica in replicas]
     return ModelLine(
         name=entry.name,
@@ -204,6 +211,7 @@ def _model_line(entry: CatalogueEntry, replicas: list[ReplicaLine]) -> ModelLine
         min_replicas=entry.effective_min_replicas,
         max_replicas=entry.max_replicas,
         has_outdated=entry.base is None and any(replica.is_outdated for replica in replicas),
+        no_host="" if replicas else no_host,
     )
 
 

@@ -43,14 +43,16 @@ class Needs:
     @property
     def kinds(self) -> tuple[DeviceKind, ...]:
         """Best first. A processor is one device: what spans several is on cards, but for ranks of
-        an entry that says cpu, which share it."""
+        an entry that says cpu, which share it. A processor has no memory of a card's, so one never
+        meets ``min_device_vram_mb``."""
         match self.entry.device:
             case "cuda":
                 return ("cuda",)
             case "cpu":
-                return ("cpu",)
+                return () if self.least_total_bytes else ("cpu",)
             case _:
-                return ("cuda", "cpu") if self.num_devices == 1 else ("cuda",)
+                needs_card = self.num_devices > 1 or self.least_total_bytes > 0
+                return ("cuda",) if needs_card else ("cuda", "cpu")
 
     def total_bytes(self, neuron: str, kind: DeviceKind) -> int | None:
         """Over all its devices; ``None`` while nobody knows."""

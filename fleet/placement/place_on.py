@@ -29,10 +29,9 @@ def place_on(
     )
     ground = Ground(alone, catalogue)
     here = ground.only(neuron.name)
-    anywhere = replace(entry, pinned_on=())
     held = neuron.replica_of(entry.name)
-    asleep = asleep_of(anywhere, [held] if held is not None else [])
-    room = find_room(anywhere, here, asleep=asleep)
+    asleep = asleep_of(entry, [held] if held is not None else [])
+    room = find_room(entry, here, asleep=asleep)
     if room.spot is not None:
         return load_decision(entry, room.spot)
     return refuse(entry, alone, here, NONE_FAILED)

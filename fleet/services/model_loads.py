@@ -78,6 +78,7 @@ def _load_on(
     """Idle models leave for it where that makes room. A neuron that holds the model already
     chooses the devices itself."""
     neuron = reporting_neuron(neuron_name, snapshot)
+    _check_pinned_on(entry, neuron_name)
     held = neuron.replica_of(entry.name)
     if devices or (held is not None and held.status not in GIVES_WAY):
         return load_job_start(
@@ -93,3 +94,13 @@ def _refusal(decision: Reject) -> FleetError:
     if decision.code == ModelRecoveringError.code:
         return ModelRecoveringError(decision.message, decision.retry_after_s)
     return PlacementRefusedError(decision.message)
+
+
+def _check_pinned_on(entry: CatalogueEntry, neuron_name: str) -> None:
+    """Raises ``PlacementRefusedError`` for a neuron that the catalogue rules out: the control
+    would load the model again elsewhere."""
+    if entry.pinned_on and neuron_name not in entry.pinned_on:
+        raise PlacementRefusedError(
+            f"{entry.name} may run on {', '.join(entry.pinned_on)} only, by its pinned_on: name "
+            f"one of these, or add {neuron_name} to its pinned_on first"
+        )

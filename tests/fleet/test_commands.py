@@ -191,6 +191,18 @@ def test_status_ends_with_1_while_something_is_wrong(told: Told, beat, build) ->
     assert json.loads(told("status", "--json"))["attention"] == []
 
 
+def test_status_does_not_promise_a_model_that_no_host_can_run(told: Told, beat) -> None:
+    beat()
+    services.catalogue_model_create(actor=COMMAND, name="small", source="pypi:small")
+    offered = told("models", "add", "huge", "pypi:huge", "--set", "min_device_vram_mb=48000")
+    assert "huge is offered, and no host can run it: it needs a card of 46.9 GiB" in offered
+    with pytest.raises(SystemExit) as ended:
+        told("status")
+    assert ended.value.code == 1
+    assert "! no host can run huge: it needs a card of 46.9 GiB" in told.out
+    assert "Loaded when somebody asks: small\n" in told.out
+
+
 def test_the_catalogue_is_exported_and_imported(told: Told, tmp_path) -> None:
     services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
     file = tmp_path / "models.toml"

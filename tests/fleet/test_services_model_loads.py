@@ -88,3 +88,18 @@ def test_what_is_in_use_or_pinned_stays_and_numbers_are_told(full, sent, changes
     with pytest.raises(PlacementRefusedError, match=r"needs 4,294,967,296 bytes.*1,073,741,824"):
         load()
     assert sent.tasks == []
+
+
+def test_a_neuron_that_its_pinned_on_rules_out_is_refused(full, publish, sent) -> None:
+    full()
+    services.heartbeat_record(heartbeat=publish(name="beauty"))
+    services.catalogue_model_create(
+        actor=COMMAND, name="tied", source="pypi:tied", pinned_on=("beauty",)
+    )
+    with pytest.raises(
+        PlacementRefusedError, match=r"tied may run on beauty only, by its pinned_on"
+    ):
+        services.model_load_start(actor=COMMAND, model_name="tied", neuron_name="beast")
+    assert sent.tasks == []
+    services.model_load_start(actor=COMMAND, model_name="tied", neuron_name="beauty")
+    assert len(sent.tasks) == 1

@@ -74,7 +74,11 @@ def overview_text(overview: dict[str, Any]) -> str:
     if replicas:
         columns = ("model", "neuron", "status", "running", "waiting", "tok/s")
         parts.append(table_text(columns, replicas))
-    unloaded = [model["name"] for model in overview["models"] if model["status"] == "unloaded"]
+    unloaded = [
+        model["name"]
+        for model in overview["models"]
+        if model["status"] == "unloaded" and not model["no_host"]
+    ]
     if unloaded:
         parts.append(f"Loaded when somebody asks: {', '.join(unloaded)}")
     jobs = [

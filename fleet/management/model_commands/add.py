@@ -44,7 +44,14 @@ class Add:
             body["pinned"] = True
         body |= dict(setting_of(words) for words in run.options["set"])
         made = run.backend.ask("POST", "catalogue", body)
-        run.show(made, f"{made['name']} is offered; the first request for it loads it.")
+        models = run.backend.ask("GET", "overview")["models"]
+        no_host = next((one["no_host"] for one in models if one["name"] == made["name"]), "")
+        run.show(
+            made,
+            f"{made['name']} is offered, and no host can run it: {no_host}."
+            if no_host
+            else f"{made['name']} is offered; the first request for it loads it.",
+        )
 
     def _named(self, run: Run) -> dict[str, Any]:
         """Raises ``CommandError``."""

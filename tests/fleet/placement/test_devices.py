@@ -109,6 +109,24 @@ TABLE = {
         [neuron("n", card(0, free=8, total=8), card(1, free=10, total=24))],
         load("n", "cuda:1"),
     ),
+    "a processor is no card of that size": (
+        entry(needs_gib=2, min_device_vram_mb=20_000),
+        [GATEWAY_BOX],
+        Reject(
+            code="no_neuron",
+            message="No neuron that could run tiny is online",
+            retry_after_s=5.0,
+        ),
+    ),
+    "nor where the catalogue says cpu beside it": (
+        entry(needs_gib=2, device="cpu", min_device_vram_mb=20_000),
+        [GATEWAY_BOX],
+        Reject(
+            code="no_neuron",
+            message="No neuron that could run tiny is online",
+            retry_after_s=5.0,
+        ),
+    ),
     "only where it is pinned": (
         entry(pinned_on=("b",)),
         [neuron("a", card(free=20)), neuron("b", card(free=4))],
