@@ -213,6 +213,7 @@ class TextJobs:
         except WorkerLostError as lost:
             log.warning("a grammar for %s %s: refused", self._of_model.model, lost.reason)
             message = f"it cannot be compiled: the compiler {lost.reason}"
+            path = None if path is None else SchemaError(lost.steps, message).path(path)
             raise RequestRefusedError(invalid_grammar(message, path)) from None
 
     def _run(self, job: Job) -> Result:

@@ -25,9 +25,12 @@ class SandboxError(Exception):
 
 
 class WorkerLostError(SandboxError):
-    def __init__(self, reason: LossReason) -> None:
+    """``steps`` lead to the keyword of a schema that did it, where that is known."""
+
+    def __init__(self, reason: LossReason, steps: tuple[str | int, ...] = ()) -> None:
         super().__init__(str(reason))
         self.reason = reason
+        self.steps = steps
 
 
 class NoWorkerError(SandboxError):

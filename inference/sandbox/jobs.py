@@ -80,6 +80,8 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
     """A ``LossReason``."""
     where: str = ""
     """What was raised, and in which line, for the log."""
+    steps: Steps = []
+    """To the keyword of a schema that the compiler panicked over, where that is known."""
 
 
 Result = Checked | Refused | Rendered | RenderRefused | Broken

@@ -121,7 +121,7 @@ class WorkerPool:
         if isinstance(result, Broken):
             if result.where:
                 log.error("a worker's job broke: %s", result.where)
-            raise WorkerLostError(LossReason(result.reason))
+            raise WorkerLostError(LossReason(result.reason), tuple(result.steps))
         return result
 
     def _claim(self, caller: Caller, wait: Wait) -> _Worker:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from inference.sandbox.jobs import (
 )
 from inference.sandbox.trial import trial_problem
 from inference.text.chat_template import ChatTemplate
-from inference.text.compiling import find_problem
+from inference.text.compiling import find_problem, is_panic
 from inference.text.errors import (
     GrammarTextError,
     NoPlaceForToolsError,
@@ -33,7 +34,8 @@ from inference.text.errors import (
 )
 from inference.text.grammar_parts import TOO_DEEP, grammar_text, json_part, lenient_part
 from inference.text.schema_culprit import find_culprit
-from inference.text.schema_rewrites import original_steps
+from inference.text.schema_places import Steps
+from inference.text.schema_rewrites import original_steps, rewritten
 from inference.text.schemas import checked_schema, leniently_checked
 from inference.text.template_sources import TemplateSources
 from inference.text.text_formats import text_part
@@ -70,23 +72,51 @@ def _perform(job: Job, max_output_bytes: int) -> Result:
 
 
 def _check_schema(job: CheckSchema) -> Result:
-    check, part = (
-        (leniently_checked, lenient_part) if job.is_lenient else (checked_schema, json_part)
-    )
     try:
         sent = json.loads(job.schema)
-        schema: Any = check(sent)
+        return _checked(sent, job)
     except SchemaError as error:
         return Refused(message=str(error), steps=list(error.steps))
     except RecursionError:
         return Refused(message=TOO_DEEP)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        steps = list(_panicking_steps(sent, job))
+        return Broken(reason=LossReason.CRASH, where=_where(error), steps=steps)
+
+
+def _checked(sent: Any, job: CheckSchema) -> Checked:
+    """Raises ``SchemaError``."""
+    check, part = _reading(job)
+    schema: Any = check(sent)
     find = partial(trial_problem, digest=job.tokenizer)
     problem = find(grammar_text([part(schema)]))
-    if problem is None:
-        enforced = json.dumps(schema)
-        return Checked(text="" if enforced == job.schema else enforced)
-    steps = () if job.is_lenient else original_steps(sent, find_culprit(schema, problem, find))
-    return Refused(message=problem, steps=list(steps))
+    if problem is not None:
+        raise SchemaError(original_steps(sent, find_culprit(schema, problem, find, part)), problem)
+    enforced = json.dumps(schema)
+    return Checked(text="" if enforced == job.schema else enforced)
+
+
+def _reading(job: CheckSchema) -> tuple[Callable[[Any], Any], Callable[[Any], dict[str, Any]]]:
+    return (leniently_checked, lenient_part) if job.is_lenient else (checked_schema, json_part)
+
+
+def _panicking_steps(sent: Any, job: CheckSchema) -> Steps:
+    """The steps to the keyword of ``sent`` without which nothing panics."""
+
+    def find(grammar: str) -> str | None:
+        try:
+            find_problem(grammar)
+            trial_problem(grammar, job.tokenizer)
+        except BaseException as error:
+            if is_panic(error):
+                return LossReason.CRASH
+            raise
+        return None
+
+    _, part = _reading(job)
+    return original_steps(sent, find_culprit(rewritten(sent), LossReason.CRASH, find, part))
 
 
 def _check_text(output_format: OutputFormat, tokenizer: str) -> Result:

@@ -30,6 +30,11 @@ _problems: RecentResults[str | None] = RecentResults(
 )
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether llguidance panicked: what PyO3 then raises is no ``Exception``, and not exported."""
+    return type(error).__name__ == "PanicException"
+
+
 def one_line(message: str) -> str:
     """Regular expressions are complained of in several, the last of which says why."""
     first, *others = [line.strip() for line in message.splitlines() if line.strip()]

@@ -82,7 +82,8 @@ def leniently_checked(schema: dict[str, Any]) -> dict[str, Any]:
     enforced: dict[str, Any] = _enforced(schema)
     problem = problem_of(grammar_text([lenient_part(enforced)]))
     if problem is not None:
-        raise SchemaError((), problem)
+        steps = original_steps(schema, find_culprit(enforced, problem, part=lenient_part))
+        raise SchemaError(steps, problem)
     return cast(dict[str, Any], with_exact_bounds(enforced))
 
 

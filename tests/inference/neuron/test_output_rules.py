@@ -27,6 +27,7 @@ from inference.text.parts import CallArguments, CallStarted
 from inference.text.tool_calls.llama3 import Llama3Format
 from inference.text.tool_calls.qwen_coder import QwenCoderFormat
 from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
+from tests.inference.sandbox.jobs import PANICS
 from tests.inference.text.marked_calls import MarkedCalls
 
 FORMAT = OutputFormat(path="response_format.json_schema.schema", schema={"type": "integer"})
@@ -176,7 +177,27 @@ def test_another_tools_schema_is_checked_where_a_call_is_forced(text: ModelText)
     broken = _tool({"properties": {"x": {"type": "strin"}}})
     assert request_grammar(_request(tools=[broken]), text) is None
     failure = _refusal(_request(tools=[broken], tool_choice=REQUIRED), text)
-    assert failure.param == "tools[1].function.parameters"
+    assert failure.param == "tools[1].function.parameters.properties.x.type"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "place"),
+    [
+        ({"properties": {"a": {}, "x": PANICS}}, ".properties.x.minLength"),
+        ({"properties": {"x": {"anyOf": [{}, PANICS]}}}, ".properties.x.anyOf[1].minLength"),
+        (
+            {"properties": {"x": {**PANICS, "type": "string", "nullable": True}}},
+            ".properties.x.minLength",
+        ),
+    ],
+)
+def test_a_tools_schema_that_panics_the_compiler_is_named_by_its_place(
+    text: ModelText, parameters: dict[str, Any], place: str
+) -> None:
+    request = _request(tools=[TOOL, _tool(parameters)], tool_choice=REQUIRED)
+    failure = _refusal(request, text)
+    assert failure.code == "invalid_grammar"
+    assert failure.param == f"tools[1].function.parameters{place}"
 
 
 @pytest.mark.parametrize(
