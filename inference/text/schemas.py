@@ -23,6 +23,7 @@ from inference.text.grammar_parts import (
 from inference.text.schema_bounds import with_exact_bounds
 from inference.text.schema_culprit import find_culprit
 from inference.text.schema_endless import without_endless
+from inference.text.schema_multiples import without_impossible_multiples
 from inference.text.schema_numbers import check_numbers
 from inference.text.schema_places import (
     ONE_SCHEMA,
@@ -92,7 +93,7 @@ def _enforced(schema: Any) -> Any:
     try:
         for place in all_places(enforced):
             check_numbers(enforced, place)
-        return without_endless(enforced)
+        return without_impossible_multiples(without_endless(enforced))
     except SchemaError as error:
         raise SchemaError(original_steps(schema, error.steps), str(error)) from None
 

@@ -109,6 +109,51 @@ def test_numbers_that_are_not_exact_are_refused(schema: dict[str, Any], path: st
     assert refused.value.path("S") == path
 
 
+THIRDS = {"type": "integer", "multipleOf": 0.3, "minimum": 100, "exclusiveMaximum": 102}
+"""Holds multiples of 0.3 and whole numbers, and no number that is both."""
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        (THIRDS, "S.multipleOf"),
+        ({"type": "integer", "multipleOf": 0.7, "minimum": 1, "maximum": 6}, "S.multipleOf"),
+        (
+            {"type": "number", "multipleOf": 1.25, "exclusiveMaximum": -7, "minimum": -8},
+            "S.multipleOf",
+        ),
+        (
+            {"allOf": [{"type": "integer", "multipleOf": 0.7}, {"minimum": 1, "maximum": 6}]},
+            "S",
+        ),
+        ({"type": "object", "properties": {"a": THIRDS}, "required": ["a"]}, "S.properties.a"),
+        ({"type": "array", "items": THIRDS, "minItems": 1}, "S.items"),
+        ({"anyOf": [THIRDS, THIRDS]}, "S.anyOf"),
+        ({"properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": THIRDS}}, "S.properties"),
+    ],
+)
+def test_multiples_that_no_number_between_the_bounds_has_are_refused(
+    schema: dict[str, Any], path: str
+) -> None:
+    with pytest.raises(SchemaError) as refused:
+        checked_schema(schema)
+    assert refused.value.path("S") == path
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": THIRDS}, "additionalProperties": False},
+        {"type": "array", "items": THIRDS},
+        {"anyOf": [THIRDS, {"type": "null"}]},
+    ],
+)
+def test_what_has_no_such_multiple_is_left_out_where_it_may_be(schema: dict[str, Any]) -> None:
+    """An answer that began it would have no next token."""
+    found = {"".join(one.split()) for one in answers(checked_schema(schema), seed=1, num_walks=20)}
+    assert found and found <= {"{}", "[]", "null"}
+
+
 NUMBERS = (
     st.integers(-20, 20)
     | st.decimals(-20, 20, places=3).map(float)
