@@ -123,7 +123,11 @@ SHARED_FIELDS: tuple[Field, ...] = (
         number(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
         "Extension; 0.01 to 10; 1 is off.",
     ),
-    honoured("min_tokens", integer(0, MAX_TOKENS), "Extension; stops are ignored until then."),
+    honoured(
+        "min_tokens",
+        integer(0, MAX_TOKENS),
+        "Extension; stops are ignored until then; an answer that is complete by its grammar ends.",
+    ),
     honoured("ignore_eos", flag, "Extension; go on after the model's end token."),
     honoured(
         "stop_token_ids", array(token_id, MAX_STOP_TOKEN_IDS), "Extension; tokens that end it."

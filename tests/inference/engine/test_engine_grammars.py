@@ -115,6 +115,20 @@ def test_any_model_answers_in_the_schema(
         assert ends[name].num_output_tokens == len(tokens[name])
 
 
+@pytest.mark.parametrize("stop_token_ids", [[END_ID], []])
+def test_a_complete_answer_ends_before_min_tokens(
+    llama: Any, compiler: GrammarCompiler, stop_token_ids: list[int]
+) -> None:
+    """As docs/api.md says: ``min_tokens`` makes no answer longer than its grammar allows."""
+    engine = engine_for(llama, compiler)
+    schema = {"enum": ["yes", "no"]}
+    submit(engine, "r", json_grammar(schema), min_tokens=100, stop_token_ids=stop_token_ids)
+    tokens, ends = drain(engine)
+    assert json.loads(text_of([one for one in tokens["r"] if one != END_ID])) in schema["enum"]
+    assert ends["r"].finish_reason == "stop"
+    assert ends["r"].num_output_tokens < 10
+
+
 def test_ignoring_the_end_still_stops_with_a_complete_answer(
     llama: Any, compiler: GrammarCompiler
 ) -> None:
