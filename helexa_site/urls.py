@@ -22,9 +22,7 @@ urlpatterns = [
     path("admin/dashboard/", include("fleet.dashboard.urls")),
     path("admin/settings/", admin.site.admin_view(settings_page), name="settings"),
     path("admin/", admin.site.urls),
-    path("api/", include("fleet.api.urls")),
-    path("api/bench/", include("metering.bench.api.urls")),
-    path("api/", include("metering.api.urls")),  # the last: it answers what is nowhere
+    path("", include("helexa_site.api_urls")),
     path("login/", Login.as_view(), name="login"),
     path("logout/", Logout.as_view(), name="logout"),
     path("usage/", include("metering.usage_pages.urls")),

@@ -15,7 +15,9 @@
     ├── UnknownAccountError
     ├── UnknownKeyError             an operator named a key that is not there
     ├── UnknownUserError
+    ├── UnknownMemberError          a person who is not in that account
     ├── UnknownBudgetError
+    ├── ScopeNotHeldError           a key would grant more than it may do itself
     └── MeteringValueError          a field cannot hold its value
 
 Messages are written for people. Pure, so that pure code can raise these.
@@ -128,7 +130,15 @@ class UnknownUserError(MeteringError):
     pass
 
 
+class UnknownMemberError(MeteringError):
+    pass
+
+
 class UnknownBudgetError(MeteringError):
+    pass
+
+
+class ScopeNotHeldError(MeteringError):
     pass
 
 

@@ -18,6 +18,8 @@ class Scope(StrEnum):
     USAGE_READ = "usage:read"
     FLEET_READ = "fleet:read"
     FLEET_WRITE = "fleet:write"
+    ACCOUNTS_READ = "accounts:read"
+    ACCOUNTS_WRITE = "accounts:write"
 
 
 ALL_SCOPES = frozenset(Scope)

@@ -1,7 +1,10 @@
-"""What every view of the fleet shares: who may, which parameters there are, pages, refusals.
+"""What every view of the operator's API shares: who may, which parameters there are, pages,
+refusals.
 
-Closed by default: reading needs the scope ``fleet:read`` or a staff session, writing
-``fleet:write`` or a staff session of somebody who may change the catalogue (with its CSRF token).
+Closed by default. Of the fleet, reading needs the scope ``fleet:read`` or a staff session, writing
+``fleet:write`` or a staff session with the permission that the admin asks for (and its CSRF token).
+Accounts, keys and budgets have scopes of their own, and people need the admin's permission for
+reading them too.
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 from django.contrib.auth.models import AnonymousUser
+from django.db import Error as DjangoDatabaseError
+from django.db.models import BooleanField
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.filters import BaseFilterBackend
@@ -28,6 +33,11 @@ from metering.principal import Scope
 MAX_OFFSET = 10**9
 READING = ("GET", "HEAD", "OPTIONS")
 WRITERS_PERMISSION = "fleet.change_cataloguemodel"
+VERBS = {"POST": "add", "PATCH": "change", "DELETE": "delete"}
+"""Django's permissions by method; every other method reads."""
+BOOLEANS = {"true": True, "false": False}
+DRY_RUN = "dry_run"
+"""The query parameter of every DELETE."""
 COMMAND_CALLER = Caller(principal=None)
 """``manage.py`` on a machine that has the database: whoever can run that may do everything."""
 
@@ -36,7 +46,7 @@ class CommandAuthentication(BaseAuthentication):
     """Only code of ours can put this attribute on a request: it is no header."""
 
     def authenticate(self, request: Request) -> tuple[Any, Any] | None:
-        if getattr(request._request, "is_of_command", False):
+        if _is_of_command(request):
             return AnonymousUser(), COMMAND_CALLER
         return None
 
@@ -79,8 +89,11 @@ class EqualFilters(BaseFilterBackend):
         for name, field in view.filters.items():
             if name in request.query_params:
                 values = request.query_params[name].split(",")
-                _ensure_words(name, values, _words_of(queryset, field))
-                queryset = queryset.filter(**{f"{field}__in": values})
+                words = _words_of(queryset, field)
+                _ensure_words(name, values, words)
+                is_flag = words == [*BOOLEANS]
+                wanted = [BOOLEANS[value] for value in values] if is_flag else values
+                queryset = queryset.filter(**{f"{field}__in": wanted})
         return queryset
 
     def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
@@ -101,6 +114,8 @@ def _words_of(queryset: Any, field: str) -> list[str]:
     if queryset is None or not field:
         return []
     columns = {column.name: column for column in queryset.model._meta.get_fields()}
+    if isinstance(columns.get(field), BooleanField):
+        return [*BOOLEANS]
     choices = getattr(columns.get(field), "choices", None) or ()
     return [str(word) for word, _ in choices]
 
@@ -114,6 +129,13 @@ def _ensure_words(name: str, values: list[str], words: list[str]) -> None:
 
 
 class FleetView(GenericAPIView[Any]):
+    """``permission_of``: the model, as ``fleet.alias``, whose permissions people need for writing,
+    each method its own; empty: the catalogue's. ``reads_by_permission``: for reading too."""
+
+    read_scope = Scope.FLEET_READ
+    write_scope = Scope.FLEET_WRITE
+    permission_of = ""
+    reads_by_permission = False
     authentication_classes: Any = (
         CommandAuthentication,
         *api_settings.DEFAULT_AUTHENTICATION_CLASSES,
@@ -130,11 +152,35 @@ class FleetView(GenericAPIView[Any]):
         self._ensure_known_parameters(request)
 
     def handle_exception(self, exc: Exception) -> Response:
+        if isinstance(exc, DjangoDatabaseError) and _is_of_command(self.request):
+            raise exc  # whoever runs a command here may read the reason
         return super().handle_exception(problem_of(exc) if isinstance(exc, FleetError) else exc)
 
     def ensure_may(self, request: Request) -> None:
         """Raises ``ProblemError``."""
-        _ensure_may(request)
+        caller = cast(Caller, request.auth)
+        if caller is COMMAND_CALLER:
+            return
+        scope = self.read_scope if request.method in READING else self.write_scope
+        if caller.username is not None:
+            permission = self.permission(request.method or "")
+            user = request.user
+            may = user.is_staff and (permission is None or user.has_perm(permission))
+        else:
+            may = caller.principal is not None and caller.principal.has(scope)
+        if not may:
+            raise ProblemError(
+                403, "insufficient_scope", f"This needs the scope {scope.value}, or a staff login."
+            )
+
+    def permission(self, method: str) -> str | None:
+        """Returns Django's permission that people need; ``None``: a staff login is enough."""
+        if method in READING and not self.reads_by_permission:
+            return None
+        if not self.permission_of:
+            return WRITERS_PERMISSION
+        app, _, model = self.permission_of.partition(".")
+        return f"{app}.{VERBS.get(method, 'view')}_{model}"
 
     @property
     def actor(self) -> Actor:
@@ -148,6 +194,8 @@ class FleetView(GenericAPIView[Any]):
 
     def _ensure_known_parameters(self, request: Request) -> None:
         known = {*self.filters, "account", "format", "limit", "offset"}
+        if request.method == "DELETE":
+            known.add(DRY_RUN)
         for name in request.query_params:
             if name not in known:
                 detail = f"There is no parameter {name!r} here."
@@ -164,6 +212,10 @@ class FleetListView(ListModelMixin, FleetView):
         return self.list(request)
 
 
+def _is_of_command(request: Request) -> bool:
+    return getattr(request._request, "is_of_command", False)
+
+
 def problem_of(error: FleetError) -> ProblemError:
     if isinstance(error, UnknownNeuronError):
         return ProblemError(404, "neuron_not_found", str(error), param="neuron")
@@ -171,24 +223,6 @@ def problem_of(error: FleetError) -> ProblemError:
     return ProblemError(
         error.http_status, error.code, str(error), param=param, retry_after_s=error.retry_after_s
     )
-
-
-def _ensure_may(request: Request) -> None:
-    """Raises ``ProblemError``."""
-    caller = cast(Caller, request.auth)
-    if caller is COMMAND_CALLER:
-        return
-    is_reading = request.method in READING
-    scope = Scope.FLEET_READ if is_reading else Scope.FLEET_WRITE
-    if caller.username is not None:
-        user = request.user
-        may = user.is_staff and (is_reading or user.has_perm(WRITERS_PERMISSION))
-    else:
-        may = caller.principal is not None and caller.principal.has(scope)
-    if not may:
-        raise ProblemError(
-            403, "insufficient_scope", f"This needs the scope {scope.value}, or a staff login."
-        )
 
 
 def body_of(request: Request, *known: str) -> dict[str, Any]:

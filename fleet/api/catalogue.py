@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from drf_spectacular.utils import extend_schema
@@ -10,9 +11,13 @@ from rest_framework.response import Response
 
 from fleet import selectors, services
 from fleet.api.access import FleetListView, FleetView, body_of, text_in
+from fleet.api.removal import removal_schema, removed
 from fleet.api.shapes import AliasShape, CatalogueShape
 from fleet.catalogue import SETTINGS, SettingValue
 from fleet.models import Alias, CatalogueModel
+from fleet.nouns.bodies import changed_row, new_row
+from fleet.nouns.of_fleet import ALIASES
+from fleet.nouns.schema import change_schema, new_schema
 from metering.api.problems import ProblemError
 
 
@@ -20,9 +25,11 @@ class CatalogueView(FleetListView):
     """Also what is not enabled. Fields as in the admin; a price is in micro-USD per million."""
 
     serializer_class = CatalogueShape
+    permission_of = "fleet.cataloguemodel"
     queryset = CatalogueModel.objects.prefetch_related(
         "aliases", "load_measurements__neuron", "replicas__neuron"
     )
+    filters = {"enabled": "enabled", "pinned": "pinned", "base": "base", "source": "source"}
 
     @extend_schema(responses={201: CatalogueShape})
     def post(self, request: Request) -> Response:
@@ -37,6 +44,7 @@ class CatalogueView(FleetListView):
 
 class CatalogueModelView(FleetView):
     serializer_class = CatalogueShape
+    permission_of = "fleet.cataloguemodel"
     queryset = CatalogueModel.objects.none()
 
     def get(self, request: Request, name: str) -> Response:
@@ -50,37 +58,49 @@ class CatalogueModelView(FleetView):
         services.catalogue_model_update(actor=self.actor, model=model, changed_fields=list(values))
         return Response(self.get_serializer(selectors.model_known(name)).data)
 
-    @extend_schema(responses={204: None})
+    @removal_schema
     def delete(self, request: Request, name: str) -> Response:
         """With its aliases; what is loaded of it is unloaded. A base goes after its adapters."""
-        services.catalogue_model_delete(actor=self.actor, model=selectors.model_known(name))
-        return Response(status=204)
+        model = selectors.model_known(name)
+        remove = partial(services.catalogue_model_delete, actor=self.actor, model=model)
+        return removed(request, self.actor, remove)
 
 
 class AliasesView(FleetListView):
     serializer_class = AliasShape
+    permission_of = "fleet.alias"
     queryset = Alias.objects.select_related("model")
     filters = {"model": "model__name"}
 
-    @extend_schema(responses={201: AliasShape})
+    @extend_schema(request=new_schema("AliasStart", ALIASES), responses={201: AliasShape})
     def post(self, request: Request) -> Response:
-        body = body_of(request, "name", "model")
-        name, model = text_in(body, "name"), selectors.model_known(text_in(body, "model"))
-        alias = services.alias_create(actor=self.actor, name=name, model=model)
+        body = new_row(request, ALIASES)
+        model = selectors.model_known(body["model"])
+        alias = services.alias_create(actor=self.actor, name=body["name"], model=model)
         return Response(self.get_serializer(alias).data, status=201)
 
 
 class AliasView(FleetView):
     serializer_class = AliasShape
+    permission_of = "fleet.alias"
     queryset = Alias.objects.none()
 
     def get(self, request: Request, name: str) -> Response:
         return Response(self.get_serializer(_alias(name)).data)
 
-    @extend_schema(responses={204: None})
+    @extend_schema(request=change_schema("AliasChange", ALIASES))
+    def patch(self, request: Request, name: str) -> Response:
+        """Points the alias at another model; requests follow within a second."""
+        alias, changed = _alias(name), changed_row(request, ALIASES)
+        if "model" in changed:
+            alias.model = selectors.model_known(changed["model"])
+        services.alias_update(actor=self.actor, alias=alias, changed_fields=list(changed))
+        return Response(self.get_serializer(alias).data)
+
+    @removal_schema
     def delete(self, request: Request, name: str) -> Response:
-        services.alias_delete(actor=self.actor, alias=_alias(name))
-        return Response(status=204)
+        remove = partial(services.alias_delete, actor=self.actor, alias=_alias(name))
+        return removed(request, self.actor, remove)
 
 
 def _alias(name: str) -> Alias:

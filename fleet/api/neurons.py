@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
 from fleet.api.access import FleetListView, FleetView, body_of
+from fleet.api.removal import removal_schema, removed
 from fleet.api.shapes import DeviceShape, NeuronShape, ReplicaShape
 from fleet.models import Device, Neuron, Replica
 
@@ -29,16 +32,17 @@ class NeuronsView(FleetListView):
 
 class NeuronView(FleetView):
     serializer_class = NeuronShape
+    permission_of = "fleet.neuron"
     queryset = Neuron.objects.none()
 
     def get(self, request: Request, name: str) -> Response:
         return Response(self.get_serializer(_neuron(name)).data)
 
-    @extend_schema(responses={204: None})
+    @removal_schema
     def delete(self, request: Request, name: str) -> Response:
         """Forgets a neuron that is away, with its load jobs."""
-        services.neuron_remove(actor=self.actor, neuron_name=name)
-        return Response(status=204)
+        remove = partial(services.neuron_remove, actor=self.actor, neuron_name=name)
+        return removed(request, self.actor, remove)
 
 
 class NeuronWishView(FleetView):
@@ -48,6 +52,9 @@ class NeuronWishView(FleetView):
     serializer_class = NeuronShape
     queryset = Neuron.objects.none()
     wish = ""
+
+    def permission(self, method: str) -> str | None:
+        return "fleet.change_neuron"
 
     @extend_schema(request=None)
     def post(self, request: Request, name: str) -> Response:

@@ -17,6 +17,7 @@ from fleet.api.downloads import (
     NeuronCachedView,
 )
 from fleet.api.hub import HubRepositoryView, HubSearchView
+from fleet.api.invitations import InvitationsView, InvitationView, PolicyView
 from fleet.api.jobs import (
     LoadJobCancelView,
     LoadJobEventsView,
@@ -35,6 +36,7 @@ from fleet.api.neurons import (
     ReplicasView,
 )
 from fleet.api.overview import AssignmentsView, OverviewView
+from fleet.api.settings import SettingsView, SettingView
 
 urlpatterns = [
     path("overview", OverviewView.as_view(), name="api-overview"),
@@ -53,6 +55,11 @@ urlpatterns = [
     path("neurons/<str:name>/models/unload", original.UnloadView.as_view()),
     path("neurons/<str:name>/models/<path:model>/logs", EngineLogView.as_view()),
     path("neurons/<str:name>/models/<path:model>/endpoint", original.EndpointView.as_view()),
+    path("invitations", InvitationsView.as_view(), name="api-invitations"),
+    path("invitations/<str:name>", InvitationView.as_view(), name="api-invitation"),
+    path("policy", PolicyView.as_view(), name="api-policy"),
+    path("settings", SettingsView.as_view(), name="api-settings"),
+    path("settings/<str:name>", SettingView.as_view(), name="api-setting"),
     path("devices", DevicesView.as_view(), name="api-devices"),
     path("replicas", ReplicasView.as_view(), name="api-replicas"),
     path("assignments", AssignmentsView.as_view(), name="api-assignments"),

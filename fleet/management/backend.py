@@ -31,6 +31,7 @@ TIMEOUT_S = 60.0
 NO_ANSWER = (OSError, ValueError, HTTPException)
 """What asking may fail with where there is no server, or another one than was meant."""
 PAGE = 500
+API_URLS = "helexa_site.api_urls"
 OR_A_SERVER = "--url asks a running server instead."
 
 
@@ -96,7 +97,7 @@ class LocalBackend:
             }
         )
         request.is_of_command = True  # type: ignore[attr-defined]
-        found = resolve(f"/api/{where}")
+        found = resolve(f"/api/{where}", API_URLS)
         response = found.func(request, *found.args, **found.kwargs).render()
         if response.status_code >= 400:
             reason = refusal_text(response.status_code, response.content)

@@ -24,8 +24,14 @@ from rest_framework.response import Response
 from metering.errors import (
     DirectoryUnavailableError,
     KeyRefusedError,
+    MeteringError,
     MeteringValueError,
+    ScopeNotHeldError,
     UnknownAccountError,
+    UnknownBudgetError,
+    UnknownKeyError,
+    UnknownMemberError,
+    UnknownUserError,
 )
 
 logger = logging.getLogger(__name__)
@@ -73,6 +79,14 @@ CODES = {
     exceptions.UnsupportedMediaType: "unsupported_media_type",
 }
 """The codes of REST framework's own exceptions."""
+NOT_FOUND: dict[type[MeteringError], str] = {
+    UnknownAccountError: "account",
+    UnknownBudgetError: "budget",
+    UnknownKeyError: "key",
+    UnknownMemberError: "member",
+    UnknownUserError: "user",
+}
+"""What each of these could not find."""
 
 
 def problem_response(error: Exception, _context: dict[str, Any]) -> Response:
@@ -108,8 +122,11 @@ def _problem(error: Exception) -> ProblemError:
             return ProblemError(503, "database_unavailable", detail)
         case MeteringValueError():
             return ProblemError(400, "invalid_value", str(error), param=error.field)
-        case UnknownAccountError():
-            return ProblemError(404, "account_not_found", str(error), param="account")
+        case MeteringError() if type(error) in NOT_FOUND:
+            noun = NOT_FOUND[type(error)]
+            return ProblemError(404, f"{noun}_not_found", str(error), param=noun)
+        case ScopeNotHeldError():
+            return ProblemError(403, "insufficient_scope", str(error), param="scopes")
         case Http404():
             return ProblemError(404, "unknown_url", "There is nothing at this URL.")
         case PermissionDenied():

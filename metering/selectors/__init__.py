@@ -1,6 +1,12 @@
 """Reads of accounts, keys, budgets and usage. No writes."""
 
-from metering.selectors.accounts import account_find, key_find
+from metering.selectors.accounts import (
+    account_find,
+    budget_find,
+    key_find,
+    member_find,
+    user_find,
+)
 from metering.selectors.budgets import (
     BudgetStatus,
     budget_status,
@@ -30,14 +36,17 @@ __all__ = [
     "UsageRow",
     "UsageSums",
     "account_find",
+    "budget_find",
     "budget_status",
     "budgets_nearly_spent",
     "budgets_of",
     "key_budgets",
     "key_find",
+    "member_find",
     "period_of",
     "reservations_open",
     "traffic",
     "usage_list",
     "usage_total",
+    "user_find",
 ]

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from django.contrib.auth.models import User
+
 from helexa_site.program import program
-from metering.errors import UnknownAccountError, UnknownKeyError
+from metering.errors import (
+    UnknownAccountError,
+    UnknownBudgetError,
+    UnknownKeyError,
+    UnknownMemberError,
+    UnknownUserError,
+)
 from metering.keys import prefix_of
-from metering.models import Account, ApiKey
+from metering.models import Account, ApiKey, Budget, Membership
 
 
 def account_find(name: str) -> Account:
@@ -26,3 +34,28 @@ def key_find(prefix: str) -> ApiKey:
     if key is None:
         raise UnknownKeyError(f"There is no API key with the prefix {wanted[:16]!r}")
     return key
+
+
+def user_find(name: str) -> User:
+    """Raises ``UnknownUserError``."""
+    user = User.objects.filter(username=name).first()
+    if user is None:
+        raise UnknownUserError(f"Nobody logs in as {name!r}: the admin's Users page adds people")
+    return user
+
+
+def member_find(account: str, user: str) -> Membership:
+    """Raises ``UnknownMemberError``."""
+    members = Membership.objects.select_related("user", "account")
+    member = members.filter(account=account, user__username=user).first()
+    if member is None:
+        raise UnknownMemberError(f"{user!r} is not in the account {account!r}")
+    return member
+
+
+def budget_find(pk: int) -> Budget:
+    """Raises ``UnknownBudgetError``."""
+    budget = Budget.objects.filter(pk=pk).first()
+    if budget is None:
+        raise UnknownBudgetError(f"There is no budget {pk}")
+    return budget

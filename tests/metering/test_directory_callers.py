@@ -35,7 +35,8 @@ class TestWithoutAKey:
         assert (anonymous.account, anonymous.weight) == ("anonymous", 4)
         assert anonymous.account_limits == shared.account_limits == limits
         assert (shared.account, shared.is_anonymous) == ("shared", False)
-        assert shared.scopes == ALL_SCOPES - {Scope.FLEET_WRITE}
+        for_operators = {Scope.FLEET_WRITE, Scope.ACCOUNTS_READ, Scope.ACCOUNTS_WRITE}
+        assert shared.scopes == ALL_SCOPES - for_operators
         store.is_away = True
         await asyncio.sleep(0)
         assert directory.shared() == shared

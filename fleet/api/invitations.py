@@ -1,0 +1,112 @@
+"""Invitations of hosts, and what the fleet does with neurons that nobody has seen before."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet import services
+from fleet.api.access import FleetListView, FleetView
+from fleet.api.removal import removal_schema, removed
+from fleet.models import FleetPolicy, Invitation
+from fleet.nouns.bodies import changed_row, new_row
+from fleet.nouns.of_fleet import INVITATIONS, POLICY
+from fleet.nouns.schema import change_schema, new_schema
+from fleet.wishes import AdmissionPolicy
+from metering.api.problems import ProblemError
+
+SHOWN_ONCE = {"Cache-Control": "no-store"}
+
+
+class InvitationShape(serializers.ModelSerializer[Invitation]):
+    neuron = serializers.CharField(source="neuron_name")
+
+    class Meta:
+        model = Invitation
+        fields = ("neuron", "invited_by", "invited_at", "cut_off_at", "cut_off_reason")
+
+
+class NewInvitationShape(InvitationShape):
+    """``join`` is shown in this answer alone."""
+
+    join = serializers.CharField(read_only=True, help_text="For `neuron --join` on that host.")
+
+    class Meta(InvitationShape.Meta):
+        fields = (*InvitationShape.Meta.fields, "join")  # type: ignore[assignment]
+
+
+class PolicyShape(serializers.ModelSerializer[FleetPolicy]):
+    class Meta:
+        model = FleetPolicy
+        fields = ("admission", "share_address", "share_is_tls")
+
+
+class InvitationsView(FleetListView):
+    """Hosts that were invited. A second invitation of a name voids the line of the first."""
+
+    serializer_class = InvitationShape
+    permission_of = "fleet.invitation"
+    queryset = Invitation.objects.all()
+
+    @extend_schema(
+        request=new_schema("InvitationStart", INVITATIONS), responses={201: NewInvitationShape}
+    )
+    def post(self, request: Request) -> Response:
+        body = new_row(request, INVITATIONS)
+        line = services.neuron_invite(
+            actor=self.actor, neuron_name=body["neuron"], address=body.get("address") or None
+        )
+        shown = self.get_serializer(Invitation.objects.get(neuron_name=body["neuron"])).data
+        return Response({**shown, "join": line}, status=201, headers=SHOWN_ONCE)
+
+
+class InvitationView(FleetView):
+    serializer_class = InvitationShape
+    permission_of = "fleet.invitation"
+    queryset = Invitation.objects.none()
+
+    def get(self, request: Request, name: str) -> Response:
+        return Response(self.get_serializer(_invitation(name)).data)
+
+    @removal_schema
+    def delete(self, request: Request, name: str) -> Response:
+        """Shuts the host out: its Redis user goes, and its connections with it."""
+        _invitation(name)
+        remove = partial(services.neuron_revoke, actor=self.actor, neuron_name=name)
+        return removed(request, self.actor, remove)
+
+
+class PolicyView(FleetView):
+    """The fleet's policy. Where invited hosts reach Redis is what ``serve --share`` was given."""
+
+    serializer_class = PolicyShape
+    permission_of = "fleet.fleetpolicy"
+    queryset = FleetPolicy.objects.none()
+
+    def get(self, request: Request) -> Response:
+        return Response(self._shown())
+
+    @extend_schema(request=change_schema("PolicyChange", POLICY))
+    def patch(self, request: Request) -> Response:
+        changed = changed_row(request, POLICY)
+        if "admission" in changed:
+            policy = AdmissionPolicy(changed["admission"])
+            services.admission_policy_set(actor=self.actor, policy=policy)
+        return Response(self._shown())
+
+    def _shown(self) -> Any:
+        policy = FleetPolicy.objects.filter(pk=1).first() or FleetPolicy()
+        return self.get_serializer(policy).data
+
+
+def _invitation(name: str) -> Invitation:
+    """Raises ``ProblemError``."""
+    found = Invitation.objects.filter(neuron_name=name).first()
+    if found is None:
+        raise ProblemError(404, "invitation_not_found", f"{name!r} has no invitation.")
+    return found

@@ -1,0 +1,69 @@
+"""What every DELETE shares: removing for good, or saying what that would do.
+
+A dry run is the removal itself in a transaction that is rolled back: it makes the same checks, and
+answers with the audit entries that the removal would leave. Services send messages only after a
+commit, so none is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db import transaction
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet import selectors
+from fleet.api.access import BOOLEANS, DRY_RUN
+from metering.actor import Actor
+from metering.api.problems import ProblemError
+from metering.models import AuditEntry
+
+
+class WouldShape(serializers.ModelSerializer[AuditEntry]):
+    class Meta:
+        model = AuditEntry
+        fields = ("action", "object_id", "detail")
+
+
+class DryRunShape(serializers.Serializer[Any]):
+    would = WouldShape(many=True, help_text="The audit entries that the removal would leave.")
+
+
+removal_schema = extend_schema(
+    parameters=[OpenApiParameter(DRY_RUN, bool, description="Only says what would be done.")],
+    responses={204: None, 200: DryRunShape},
+)
+"""Of a ``delete`` that answers with ``removed``."""
+
+
+def removed(request: Request, actor: Actor, remove: Callable[[], object]) -> Response:
+    """204 once ``remove`` is done, or 200 with what it would do. Raises ``ProblemError``."""
+    if not _is_dry(request):
+        remove()
+        return Response(status=204)
+    return Response({"would": WouldShape(would(actor, remove), many=True).data})
+
+
+def would(actor: Actor, change: Callable[[], object]) -> list[AuditEntry]:
+    """Makes the change, reads its audit entries and rolls everything back."""
+    with transaction.atomic():
+        newest = AuditEntry.objects.order_by("-id").values_list("id", flat=True).first() or 0
+        change()
+        entries = AuditEntry.objects.filter(id__gt=newest, actor=str(actor)).order_by("id")
+        found = list(entries)
+        transaction.set_rollback(True)
+    selectors.catalogue_cache_clear()
+    return found
+
+
+def _is_dry(request: Request) -> bool:
+    """Raises ``ProblemError``."""
+    word = request.query_params.get(DRY_RUN, "false")
+    if word not in BOOLEANS:
+        detail = f"{word!r} is neither true nor false."
+        raise ProblemError(400, "invalid_value", detail, param=DRY_RUN)
+    return BOOLEANS[word]

@@ -1,0 +1,63 @@
+"""The fleet's nouns whose fields operators set. Models are in ``fleet.catalogue.settings``."""
+
+from __future__ import annotations
+
+from fleet.catalogue.kinds import Text, Word
+from fleet.nouns.field import Field
+from fleet.nouns.noun import Noun
+from fleet.wishes import AdmissionPolicy
+
+ALIASES = Noun(
+    path="aliases",
+    word="alias",
+    id_field="name",
+    fields=(
+        Field(
+            name="name",
+            kind=Text(max_length=100),
+            help="what clients may ask for",
+            is_required=True,
+            may_change=False,
+        ),
+        Field(
+            name="model",
+            kind=Text(max_length=100, is_required=True),
+            help="the model of the catalogue that answers",
+            is_required=True,
+        ),
+    ),
+    filters=("model",),
+)
+INVITATIONS = Noun(
+    path="invitations",
+    word="invitation",
+    id_field="neuron",
+    fields=(
+        Field(
+            name="neuron",
+            kind=Text(max_length=63, is_required=True),
+            help="the neuron's name",
+            is_required=True,
+            may_change=False,
+        ),
+        Field(
+            name="address",
+            kind=Text(max_length=255),
+            help="where that host reaches Redis, where it is not what serve --share has",
+            placeholder="HOST:PORT",
+            may_change=False,
+        ),
+    ),
+)
+POLICY = Noun(
+    path="policy",
+    word="policy",
+    id_field="",
+    fields=(
+        Field(
+            name="admission",
+            kind=Word(tuple(policy.value for policy in AdmissionPolicy)),
+            help="what a neuron that nobody has seen before is",
+        ),
+    ),
+)

@@ -1,0 +1,146 @@
+"""``/api/keys``: made, shown once, changed and revoked; never deleted and never read again."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from django.db.models import Q, QuerySet
+from django.utils import timezone
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet.api.access import FleetListView
+from fleet.api.removal import removal_schema, removed
+from fleet.nouns.bodies import changed_row, new_row, values_of_body
+from fleet.nouns.schema import change_schema, new_schema
+from metering import selectors, services
+from metering.api.access import SHOWN_ONCE, AccountingView
+from metering.api.problems import ProblemError
+from metering.api.shapes import BudgetShape, KeyShape, NewKeyShape
+from metering.errors import MeteringValueError
+from metering.models import ApiKey
+from metering.nouns import BUDGETS, KEYS
+from metering.principal import RateLimits
+from metering.services import DEFAULT_SCOPES, Cap
+from metering.services.accounts import LIMIT_FIELDS
+
+STATUSES = ("active", "expired", "revoked")
+COLUMNS = {"models": "model_names"}
+"""Fields that the table calls otherwise."""
+CAP_FIELDS = ("unit", "cap", "window", "window_s")
+
+
+class KeyView(AccountingView):
+    serializer_class = KeyShape
+    permission_of = "metering.apikey"
+    queryset = ApiKey.objects.none()
+
+    def handle_exception(self, exc: Exception) -> Response:
+        """Names the body's field where a service names the column."""
+        if isinstance(exc, MeteringValueError) and exc.field == COLUMNS["models"]:
+            exc = MeteringValueError("models", str(exc))
+        return super().handle_exception(exc)
+
+
+class KeysView(FleetListView, KeyView):
+    """Newest first, revoked ones too."""
+
+    queryset = ApiKey.objects.prefetch_related("budgets")
+    filters = {"account": "account", "status": ""}
+
+    def filter_queryset(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Raises ``ProblemError``."""
+        wanted = self.request.query_params.get("status")
+        accounts = self.request.query_params.get("account")
+        if accounts is not None:
+            queryset = queryset.filter(account__in=accounts.split(","))
+        return queryset if wanted is None else queryset.filter(_has_status(wanted))
+
+    @extend_schema(
+        request=new_schema("KeyStart", KEYS, budgets=BudgetShape(many=True, required=False)),
+        responses={201: NewKeyShape},
+    )
+    def post(self, request: Request) -> Response:
+        """Makes a key. The answer is the only place where it is shown."""
+        body = new_row(request, KEYS, "budgets")
+        scopes = body.get("scopes", [str(scope) for scope in DEFAULT_SCOPES])
+        self.ensure_may_grant(scopes)
+        created = services.key_create(
+            actor=self.actor,
+            account=selectors.account_find(body["account"]),
+            name=body.get("name", ""),
+            scopes=scopes,
+            model_names=body.get("models", []),
+            expires_at=body.get("expires_at"),
+            limits=RateLimits(**{name: body.get(name) for name in LIMIT_FIELDS}),
+            caps=_caps(body.get("budgets", [])),
+        )
+        shown = {"key": created.key, **self.get_serializer(created.row).data}
+        return Response(shown, status=201, headers=SHOWN_ONCE)
+
+    @extend_schema(
+        parameters=[
+            OpenApiParameter("account", str),
+            OpenApiParameter("status", str, description=", ".join(STATUSES)),
+        ]
+    )
+    def get(self, request: Request) -> Response:
+        return super().get(request)
+
+
+class OneKeyView(KeyView):
+    def get(self, request: Request, prefix: str) -> Response:
+        return Response(self.get_serializer(selectors.key_find(prefix)).data)
+
+    @extend_schema(request=change_schema("KeyChange", KEYS))
+    def patch(self, request: Request, prefix: str) -> Response:
+        """The fields that are given. A revoked key stays as it is."""
+        key, changed = selectors.key_find(prefix), changed_row(request, KEYS)
+        if key.revoked_at is not None:
+            raise ProblemError(409, "key_revoked", f"{key.prefix} was revoked: make another key.")
+        self.ensure_may_grant(changed.get("scopes", []))
+        values = {COLUMNS.get(field, field): value for field, value in changed.items()}
+        for column, value in values.items():
+            setattr(key, column, value)
+        services.key_update(actor=self.actor, key=key, changed_fields=list(values))
+        return Response(self.get_serializer(key).data)
+
+    def permission(self, method: str) -> str | None:
+        """Revoking changes a key: nobody deletes one."""
+        return super().permission("PATCH" if method == "DELETE" else method)
+
+    @removal_schema
+    def delete(self, request: Request, prefix: str) -> Response:
+        """Revokes it, on every gateway within a second. Its row stays: the ledger names it."""
+        remove = partial(services.key_revoke, actor=self.actor, key=selectors.key_find(prefix))
+        return removed(request, self.actor, remove)
+
+
+def _has_status(words: str) -> Q:
+    """Raises ``ProblemError``."""
+    is_over = Q(expires_at__lte=timezone.now())
+    by_status = {
+        "active": Q(revoked_at=None) & ~is_over | Q(revoked_at=None, expires_at=None),
+        "expired": Q(revoked_at=None) & is_over,
+        "revoked": Q(revoked_at__isnull=False),
+    }
+    found = Q(pk__in=())
+    for word in words.split(","):
+        if word not in by_status:
+            detail = f"{word!r} is none of {', '.join(STATUSES)}."
+            raise ProblemError(400, "invalid_value", detail, param="status")
+        found |= by_status[word]
+    return found
+
+
+def _caps(given: object) -> list[Cap]:
+    """Raises ``ProblemError``."""
+    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+        raise ProblemError(400, "invalid_value", "A list of budgets is wanted.", param="budgets")
+    fields = tuple(field for field in BUDGETS.fields if field.name in CAP_FIELDS)
+    for name in {name for one in given for name in one} - set(CAP_FIELDS):
+        detail = f"There is no field {name!r} here: {', '.join(CAP_FIELDS)}."
+        raise ProblemError(400, "unknown_parameter", detail, param="budgets")
+    return [Cap(**values_of_body(one, fields)) for one in given]

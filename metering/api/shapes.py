@@ -1,0 +1,126 @@
+"""What accounts, members, keys and budgets look like as JSON. Output only."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rest_framework import serializers
+
+from metering.key_status import key_status
+from metering.models import Account, ApiKey, Budget, Membership
+from metering.selectors import budget_status
+
+if TYPE_CHECKING:
+    RowShape = serializers.ModelSerializer[Any]
+else:
+    RowShape = serializers.ModelSerializer
+
+LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
+AMOUNT = "In the unit."
+
+
+class BudgetShape(serializers.Serializer[Any]):
+    """A budget as it stands now: a window that is over counts as begun anew."""
+
+    id = serializers.IntegerField()
+    account = serializers.CharField(allow_null=True)
+    key = serializers.CharField(allow_null=True)
+    unit = serializers.ChoiceField(choices=Budget.Unit.values)
+    cap = serializers.IntegerField(help_text=AMOUNT)
+    spent = serializers.IntegerField(help_text=AMOUNT)
+    reserved = serializers.IntegerField(help_text=AMOUNT)
+    left = serializers.IntegerField(help_text=AMOUNT)
+    window = serializers.ChoiceField(choices=Budget.Window.values)
+    window_s = serializers.IntegerField(allow_null=True)
+    window_ends_unix_s = serializers.IntegerField(allow_null=True)
+
+    def to_representation(self, instance: Budget) -> dict[str, Any]:
+        status = asdict(budget_status(instance, now_unix_s=time.time()))
+        return {
+            "id": status.pop("id"),
+            "account": instance.account_id,
+            "key": instance.key_id,
+            **status,
+        }
+
+
+class MemberShape(RowShape):
+    id = serializers.SerializerMethodField(help_text="ACCOUNT/USER")
+    user = serializers.CharField(source="user.username")
+    account = serializers.CharField(source="account_id")
+    role = serializers.ChoiceField(choices=Membership.Role.values)
+
+    class Meta:
+        model = Membership
+        fields = ("id", "account", "user", "role")
+
+    def get_id(self, member: Membership) -> str:
+        return f"{member.account_id}/{member.user.get_username()}"
+
+
+class AccountShape(RowShape):
+    keys = serializers.SerializerMethodField(help_text="How many it has, revoked ones too.")
+    people = serializers.SerializerMethodField(help_text="How many belong to it.")
+    members = MemberShape(source="memberships", many=True)
+    budgets = BudgetShape(many=True)
+
+    class Meta:
+        model = Account
+        fields = (
+            "name",
+            "description",
+            "enabled",
+            "weight",
+            *LIMITS,
+            "keys",
+            "people",
+            "created_at",
+            "members",
+            "budgets",
+        )
+
+    def get_keys(self, account: Account) -> int:
+        return account.keys.count()
+
+    def get_people(self, account: Account) -> int:
+        return len(account.memberships.all())
+
+
+class KeyShape(RowShape):
+    account = serializers.CharField(source="account_id")
+    status = serializers.SerializerMethodField(help_text="active, expired or revoked")
+    scopes = serializers.ListField(child=serializers.CharField())
+    models = serializers.ListField(source="model_names", child=serializers.CharField())
+    budgets = BudgetShape(many=True)
+
+    class Meta:
+        model = ApiKey
+        fields = (
+            "prefix",
+            "account",
+            "name",
+            "status",
+            "scopes",
+            "models",
+            "expires_at",
+            "revoked_at",
+            "last_used_at",
+            "created_at",
+            "created_by",
+            *LIMITS,
+            "budgets",
+        )
+
+    def get_status(self, key: ApiKey) -> str:
+        return key_status(key)
+
+
+class NewKeyShape(KeyShape):
+    """``key`` is shown in this answer alone."""
+
+    key = serializers.CharField(read_only=True)
+
+    class Meta(KeyShape.Meta):
+        fields = ("key", *KeyShape.Meta.fields)  # type: ignore[assignment]

@@ -1,0 +1,174 @@
+"""Metering's nouns whose fields operators set: accounts, who belongs to them, keys and budgets."""
+
+from __future__ import annotations
+
+from fleet.catalogue.kinds import Count, Flag, Text, Word
+from fleet.nouns.field import Field
+from fleet.nouns.kinds import Moment, Names
+from fleet.nouns.noun import Noun
+from metering.models import Budget, Membership
+from metering.principal import Scope
+from metering.services.accounts import MAX_WEIGHT
+from metering.services.budgets import MAX_CAP, MAX_WINDOW_S
+from metering.services.keys import DEFAULT_SCOPES, MAX_NAME_CHARS
+
+ROLES = tuple(Membership.Role.values)
+UNITS = tuple(Budget.Unit.values)
+WINDOWS = tuple(Budget.Window.values)
+ACCOUNT_NAME = Text(max_length=64)
+LIMITS = (
+    Field(
+        name="requests_per_minute",
+        flag="rpm",
+        kind=Count(),
+        placeholder="N",
+        help="requests per minute; none: no limit",
+    ),
+    Field(
+        name="tokens_per_minute",
+        flag="tpm",
+        kind=Count(),
+        placeholder="N",
+        help="tokens per minute; none: no limit",
+    ),
+    Field(
+        name="max_concurrent",
+        kind=Count(),
+        placeholder="N",
+        help="requests at once; none: no limit",
+    ),
+)
+ACCOUNTS = Noun(
+    path="accounts",
+    word="account",
+    id_field="name",
+    fields=(
+        Field(
+            name="name",
+            kind=ACCOUNT_NAME,
+            help="a lower-case slug, as in research-team",
+            is_required=True,
+            may_change=False,
+        ),
+        Field(name="description", kind=Text(max_length=200), placeholder="TEXT"),
+        Field(
+            name="weight",
+            kind=Count(most=MAX_WEIGHT, is_optional=False),
+            placeholder="N",
+            help="its share of a busy engine (1)",
+        ),
+        Field(name="enabled", kind=Flag(), help="true, or false: its keys are refused"),
+        *LIMITS,
+    ),
+    filters=("enabled",),
+)
+MEMBERS = Noun(
+    path="members",
+    word="member",
+    id_field="id",
+    fields=(
+        Field(
+            name="account",
+            kind=ACCOUNT_NAME,
+            help="the account",
+            is_required=True,
+            may_change=False,
+        ),
+        Field(
+            name="user",
+            kind=Text(max_length=150),
+            help="the name that the person logs in with",
+            is_required=True,
+            may_change=False,
+        ),
+        Field(
+            name="role",
+            kind=Word(ROLES),
+            help="owner, member or viewer",
+            is_required=True,
+        ),
+    ),
+    filters=("account", "user", "role"),
+)
+KEYS = Noun(
+    path="keys",
+    word="key",
+    id_field="prefix",
+    fields=(
+        Field(
+            name="account",
+            kind=ACCOUNT_NAME,
+            help="who pays",
+            is_required=True,
+            may_change=False,
+        ),
+        Field(
+            name="name",
+            kind=Text(max_length=MAX_NAME_CHARS),
+            placeholder="TEXT",
+            help="what it is for",
+        ),
+        Field(
+            name="scopes",
+            kind=Names(),
+            help=f"of {', '.join(scope.value for scope in Scope)} "
+            f"(a new key: {','.join(DEFAULT_SCOPES)})",
+        ),
+        Field(
+            name="models",
+            kind=Names(),
+            help="names of the catalogue, or aliases; empty: all",
+        ),
+        Field(
+            name="expires_at",
+            flag="expires",
+            kind=Moment(),
+            placeholder="WHEN",
+            help="30d, 12h, 2027-01-31 or never",
+        ),
+        *LIMITS,
+    ),
+    filters=("account", "status"),
+)
+BUDGETS = Noun(
+    path="budgets",
+    word="budget",
+    id_field="id",
+    fields=(
+        Field(
+            name="account",
+            kind=ACCOUNT_NAME,
+            help="the account that it caps, or",
+            may_change=False,
+        ),
+        Field(
+            name="key",
+            kind=Text(max_length=16),
+            placeholder="PREFIX",
+            help="the key that it caps",
+            may_change=False,
+        ),
+        Field(
+            name="unit",
+            kind=Word(UNITS),
+            help="tokens or micro_usd",
+            is_required=True,
+            may_change=False,
+        ),
+        Field(
+            name="cap",
+            kind=Count(most=MAX_CAP, is_optional=False),
+            placeholder="N",
+            help="in the unit",
+            is_required=True,
+        ),
+        Field(name="window", kind=Word(WINDOWS), help="balance, day, month or seconds"),
+        Field(
+            name="window_s",
+            kind=Count(most=MAX_WINDOW_S),
+            placeholder="N",
+            help="of a window of seconds",
+        ),
+    ),
+    filters=("account", "key", "unit", "window"),
+)
