@@ -31,7 +31,7 @@ class FailedLoads:
     unfit: tuple[ReplicaView, ...] = ()
     """Those recent ones that said what they need, and are tried again soon."""
     permanent: tuple[ReplicaView, ...] = ()
-    """Loads that are not tried again until the model's entry changes."""
+    """Loads that are not tried again until the model's files or entry change."""
     everywhere: ReplicaView | None = None
     """One of those that would be the same on every neuron."""
 

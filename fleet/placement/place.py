@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from fleet.catalogue import CatalogueEntry
 from fleet.placement.decisions import Catalogue, Decision, Load, Route, Wait
-from fleet.placement.failures import failed_loads, retry_in_s
+from fleet.placement.failures import NONE_FAILED, failed_loads, retry_in_s
 from fleet.placement.refusals import never_loads, refuse
 from fleet.placement.residents import ground_of
 from fleet.placement.returning import returning_hosts
@@ -42,8 +42,10 @@ def place(
     *,
     catalogue: Catalogue | None = None,
     hint: RoutingHint | None = None,
+    tries_again: bool = False,
 ) -> Decision:
-    """``catalogue`` says what other models are worth; without it nothing is evicted."""
+    """``catalogue`` says what other models are worth; without it nothing is evicted.
+    ``tries_again``: an operator asks for a load, whatever is known of failures."""
     if routed := route(entry, snapshot, hint=hint):
         return routed
     replicas = _reachable(snapshot, entry.name)
@@ -51,7 +53,7 @@ def place(
         return _wait(min(under_way, key=_soonest))
     if absent := snapshot.absent_holders(entry.name):
         return _wait_for_return(entry, absent)
-    failed = failed_loads(entry, replicas)
+    failed = NONE_FAILED if tries_again else failed_loads(entry, replicas)
     if failed.everywhere is not None:
         return never_loads(failed.everywhere)
     ground = ground_of(snapshot, catalogue)

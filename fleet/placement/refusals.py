@@ -25,7 +25,7 @@ def never_loads(failed: ReplicaView) -> Reject:
     return Reject(
         code=failure.code,
         message=f"{failed.model} cannot be loaded: {failure.message} (on {failed.neuron}). It is "
-        "not tried again until its catalogue entry changes",
+        "not tried again until its files or its catalogue entry change, or an operator loads it",
         retry_after_s=None,
     )
 

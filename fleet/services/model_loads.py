@@ -39,7 +39,7 @@ def model_load_start(
     """A load on that neuron, or else where it fits, which wakes it where it sleeps; the load that
     is under way; or the reload of what was loaded by an earlier spec. An adapter's base is loaded:
     the adapter itself is with the first request for it. Nothing leaves for a load on ``devices``
-    that somebody names with the neuron.
+    that somebody names with the neuron. A load that failed, for good too, is tried again.
 
     Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
     ``NeuronAwayError``, ``ModelRecoveringError``, ``ModelAlreadyLoadedError``,
@@ -51,7 +51,10 @@ def model_load_start(
     snapshot = live.read_snapshot_sync(live.redis_client())
     if neuron_name is not None:
         return _load_on(actor, entry, neuron_name, snapshot, devices)
-    decision = place(entry, snapshot, catalogue=selectors.catalogue_by_name())
+    catalogue = selectors.catalogue_by_name()
+    decision = place(entry, snapshot, catalogue=catalogue)
+    if isinstance(decision, Reject):  # somebody may have mended what failed
+        decision = place(entry, snapshot, catalogue=catalogue, tries_again=True)
     match decision:
         case Load():
             return placed_load_start(actor=actor, load=decision)

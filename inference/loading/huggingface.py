@@ -54,6 +54,7 @@ from inference.loading.watched import run_watched
 from inference.models.families.registry import check_gguf_architecture
 from inference.protocol.load import LoadProgress, LoadStage
 
+ANSWER_LIMIT_S = 10.0
 # The base of its HTTP client's errors: the client itself is huggingface_hub's own affair.
 TransportError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
 
@@ -91,6 +92,16 @@ class HuggingFaceHub:
             sizes={sibling.rfilename: sibling.size or 0 for sibling in siblings},
             gguf_architecture=(info.gguf or {}).get("architecture"),
         )
+
+    def commit(self, repo: str, revision: str | None) -> str | None:
+        """What the revision means now; ``None`` where the hub does not say."""
+        if constants.HF_HUB_OFFLINE:
+            return None
+        api = HfApi(endpoint=self._endpoint)
+        try:
+            return api.model_info(repo, revision=revision, timeout=ANSWER_LIMIT_S).sha
+        except (HfHubHTTPError, HFValidationError, TransportError, OSError):
+            return None
 
     def fetch(self, repo: str, revision: str, name: str, cache_dir: Path) -> Path:
         path = hf_hub_download(

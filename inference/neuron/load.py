@@ -27,6 +27,8 @@ class Load:
     """In the cache of downloads."""
     new_files: dict[str, list[str]] = field(default_factory=dict)
     """What was downloaded for it alone: as in ``inference.loading.fetch``."""
+    file_identity: str | None = None
+    """Of its files on this disk, as they were when the load began (``source_identity``)."""
     took_bytes: int = 0
     """What it had taken of its device when it was loaded."""
     asleep: AsleepBytes | None = None

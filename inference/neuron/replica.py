@@ -18,6 +18,7 @@ import time
 
 import msgspec
 
+from inference.loading.source_identity import local_identity
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.engine_run import EngineEnd, EngineRun
 from inference.neuron.errors import EngineGoneError, LoadRefusedError
@@ -79,12 +80,18 @@ class Replica:
 
     def refuse(self, failure: LoadFailure) -> None:
         """Instead of ``start``: it is not loaded, for that reason."""
+        self.load.file_identity = local_identity(self.spec)
         self._record.give_up(failure)
         self._leave_loads()
 
     @property
     def status(self) -> ReplicaStatus:
         return self._record.status
+
+    @property
+    def has_failed_for_good(self) -> bool:
+        """Its load would fail again until its files or its entry change."""
+        return self._record.has_failed_for_good
 
     @property
     def should_survive(self) -> bool:
@@ -294,6 +301,7 @@ class Replica:
         if self.load.is_settled:
             return self._context.loads.begin_again(self.load)
         self._record.engine_started()
+        self.load.file_identity = local_identity(self.spec)
         spec = self._context.admission.admit(self.load, self._is_cancelled, self._record.progressed)
         if spec is None and self._stall is not None:
             raise LoadRefusedError(self._stall)

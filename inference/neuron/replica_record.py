@@ -68,6 +68,12 @@ class ReplicaRecord:
         return self._status
 
     @property
+    def has_failed_for_good(self) -> bool:
+        with self._lock:
+            has_failed = self._status is ReplicaStatus.FAILED
+            return has_failed and self._failure is not None and self._failure.is_permanent
+
+    @property
     def should_survive(self) -> bool:
         """Whether the neuron's next life loads it again: not after an unload or a refused load,
         nor if it sleeps: the host's memory goes with the engine."""

@@ -36,6 +36,7 @@ from inference.neuron.intake import Intake
 from inference.neuron.load import Load
 from inference.neuron.load_admission import LoadAdmission
 from inference.neuron.load_queue import LoadQueue
+from inference.neuron.mended_files import MendedFiles
 from inference.neuron.model_text import ModelText
 from inference.neuron.name_lease import NameLease
 from inference.neuron.preparing_marks import PreparingMarks
@@ -159,6 +160,7 @@ class NeuronService:
             load_stall_limit_s=load_stall_limit_s,
             clock=clock,
         )
+        self._mended_files = MendedFiles(self._replicas.all)
         self._survivors = Survivors(SpecStore(client, neuron=name), self._replicas, self._context)
 
     def start(self) -> None:
@@ -167,6 +169,7 @@ class NeuronService:
         self._intake.start()
         self._heart.start()
         self.downloads.start()
+        self._mended_files.start()
 
     def load_model(self, spec: LoadSpec) -> None:
         """Idempotent: the same spec again only moves the replica to the new job, and wakes it.
@@ -259,6 +262,7 @@ class NeuronService:
 
     def _end_everything(self, replicas: list[Replica]) -> None:
         self.downloads.stop()
+        self._mended_files.stop()
         self._heart.stop(timeout_s=1.0)
         self._images.stop()
         self._intake.stop()

@@ -90,6 +90,18 @@ def test_what_is_in_use_or_pinned_stays_and_numbers_are_told(full, sent, changes
     assert sent.tasks == []
 
 
+@pytest.mark.parametrize("neuron_name", [None, "beast"])
+def test_a_load_that_failed_for_good_is_tried_again_when_somebody_asks(
+    publish, build, sent, neuron_name: str | None
+) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="broken", source="path:/models/broken")
+    failure = LoadFailure(code="bad_file", message="half a file")
+    failed = build.replica(model="broken", status=ReplicaStatus.FAILED, failure=failure)
+    services.heartbeat_record(heartbeat=publish(replicas=[failed]))
+    services.model_load_start(actor=COMMAND, model_name="broken", neuron_name=neuron_name)
+    assert len(sent.tasks) == 1
+
+
 def test_a_neuron_that_its_pinned_on_rules_out_is_refused(full, publish, sent) -> None:
     full()
     services.heartbeat_record(heartbeat=publish(name="beauty"))

@@ -1,0 +1,75 @@
+"""Forgets a load that failed for good once the files that it failed by have changed.
+
+    FAILED for good ─▶ the identity of its files ─▶ another one? ─▶ the replica is dropped
+
+Until then the control and gateways do not try the model again; once its failure is gone from the
+heartbeat they do. Files on this disk are looked at often, the hub is asked rarely.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from inference.loading.source_identity import hub_identity, local_identity
+from inference.neuron.load import Load
+from inference.neuron.replica import Replica
+from inference.protocol.load import LoadSpec
+from inference.supervised_threads import SupervisedThread
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+ASK_HUB_S = 300.0
+
+
+class MendedFiles:
+    def __init__(
+        self,
+        replicas: Callable[[], Iterable[Replica]],
+        *,
+        ask_hub: Callable[[LoadSpec], str | None] = hub_identity,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._replicas = replicas
+        self._ask_hub = ask_hub
+        self._clock = clock
+        self._hub: dict[Load, tuple[str | None, float]] = {}
+        """What the hub said of each failed load first, and when it was last asked."""
+        self._stopping = threading.Event()
+        self._thread = SupervisedThread(self._look_for_ever, name="mended-files")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def look(self) -> None:
+        """Blocks while the hub is asked."""
+        failed = [replica for replica in self._replicas() if replica.has_failed_for_good]
+        self._hub = {
+            replica.load: self._hub[replica.load] for replica in failed if replica.load in self._hub
+        }
+        for replica in failed:
+            if self._is_mended(replica):
+                log.info("%s may be loaded again: its files have changed", replica.spec.model)
+                replica.drain()
+
+    def _is_mended(self, replica: Replica) -> bool:
+        known = replica.load.file_identity
+        if known is not None and local_identity(replica.spec) != known:
+            return True
+        first, asked_s = self._hub.get(replica.load, (None, float("-inf")))
+        now_s = self._clock()
+        if now_s - asked_s < ASK_HUB_S:
+            return False
+        identity = self._ask_hub(replica.spec)
+        self._hub[replica.load] = (first or identity, now_s)
+        return None not in (first, identity) and first != identity
+
+    def _look_for_ever(self) -> None:
+        while not self._stopping.wait(LOOK_S):
+            self.look()
