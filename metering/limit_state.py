@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -29,6 +29,8 @@ class LimitState:
     now_ms: int = 0
     requests: Allowance | None = None
     tokens: Allowance | None = None
+    tokens_charged: int = field(default=0, compare=False)
+    """Of what the request may use: as much as was asked for, or what the limits leave of it."""
 
 
 NO_LIMITS = LimitState()

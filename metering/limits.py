@@ -88,7 +88,11 @@ def refuse_impossible(subjects: Sequence[Subject], tokens: int) -> None:
 
 
 def limit_state(
-    subjects: Sequence[Subject], counts: Sequence[Counts], *, now_ms: int
+    subjects: Sequence[Subject],
+    counts: Sequence[Counts],
+    *,
+    now_ms: int,
+    tokens_charged: int = 0,
 ) -> LimitState:
     requests, tokens = [], []
     for subject, count in zip(subjects, counts, strict=True):
@@ -96,7 +100,12 @@ def limit_state(
             requests.append(_allowance(limit, count.requests_debt))
         if (limit := subject.limits.tokens_per_minute) is not None:
             tokens.append(_allowance(limit, count.tokens_debt))
-    return LimitState(now_ms=now_ms, requests=_tightest(requests), tokens=_tightest(tokens))
+    return LimitState(
+        now_ms=now_ms,
+        requests=_tightest(requests),
+        tokens=_tightest(tokens),
+        tokens_charged=tokens_charged,
+    )
 
 
 def refusal(

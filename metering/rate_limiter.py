@@ -1,8 +1,9 @@
 """Limits per minute and at once, counted in Redis, so that they hold across all gateways.
 
-    acquire ─┬─▶ admitted: tokens charged by their bound, a seat taken ─┬─ correct   what it used
-             │                                                          ├─ renew     every 15 s
-             └─▶ RateLimitedError                                       └─ release   the seat
+    acquire ─┬─▶ admitted: tokens charged by their bound, a seat taken ─┬─ extend    a longer prompt
+             │                                                          ├─ correct   what it used
+             └─▶ RateLimitedError                                       ├─ renew     every 15 s
+                                                                        └─ release   the seat
 
 One Lua script decides for a request's key and account and for every kind of limit, by Redis'
 clock: everything is charged or nothing. A caller without limits costs no Redis. A seat is a lease:
@@ -18,7 +19,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from metering.limits import (
     refuse_impossible,
     subjects_of,
 )
-from metering.principal import Principal
+from metering.principal import Principal, RateLimits
 from metering.script_queue import ScriptQueue
 
 logger = logging.getLogger(__name__)
@@ -71,8 +72,11 @@ class RateLimiter:
         self._script = ScriptQueue(client, script)
         self._held: dict[str, _Held] = {}
 
-    async def acquire(self, principal: Principal, request_id: str, tokens: int) -> LimitState:
-        """Charge one request and ``tokens``, the most that it may use, and take its seat.
+    async def acquire(
+        self, principal: Principal, request_id: str, tokens: int, *, most: int | None = None
+    ) -> LimitState:
+        """Charge one request and ``tokens``, the most that it may use, and take its seat. Where
+        ``most`` is more, it is charged up to that: as many as leave half of the rest to others.
 
         Whoever was admitted calls ``release`` in the end, and ``correct`` before it. Raises
         ``RateLimitedError`` (then nothing is charged) or ``LimitsUnavailableError``.
@@ -82,27 +86,54 @@ class RateLimiter:
         if not (subjects := subjects_of(principal)):
             return NO_LIMITS
         refuse_impossible(subjects, tokens)
-        reply = self._script.call(
-            [key for each in subjects for key in (_counts_key(each), _open_key(each))],
-            "acquire",
-            request_id,
-            tokens,
-            _LEASE_MS,
-            *(limit for each in subjects for limit in _limits(each)),
-        )
+        reply = self._ask(subjects, request_id, tokens, max(tokens, most or 0))
         try:
-            admitted, now_ms, *numbers = await asyncio.shield(reply)
+            admitted, now_ms, charged, *numbers = await asyncio.shield(reply)
         except asyncio.CancelledError:
-            reply.add_done_callback(partial(self._undo, request_id, subjects, tokens))
+            reply.add_done_callback(partial(self._undo, request_id, subjects))
             raise
         except (redis.RedisError, OSError) as error:
             self._free_seats(request_id, subjects)  # the script may have run all the same
             raise LimitsUnavailableError("Redis does not answer; try again shortly.") from error
-        counts = [Counts(*numbers[index : index + 3]) for index in range(0, len(numbers), 3)]
         if not admitted:
-            raise refusal(subjects, counts, tokens=tokens, now_ms=now_ms)
-        self._held[request_id] = _Held(subjects, now_ms // 1000, tokens)
-        return limit_state(subjects, counts, now_ms=now_ms)
+            raise refusal(subjects, _counts(numbers), tokens=tokens, now_ms=now_ms)
+        self._held[request_id] = _Held(subjects, now_ms // 1000, charged)
+        return limit_state(subjects, _counts(numbers), now_ms=now_ms, tokens_charged=charged)
+
+    async def extend(self, request_id: str, tokens: int) -> None:
+        """Charge so many tokens more to a request that was admitted. Raises ``RateLimitedError``
+        (then they are not charged) or ``LimitsUnavailableError``."""
+        held = self._held.get(request_id)
+        if held is None or tokens <= 0:
+            return
+        subjects = tuple(
+            replace(each, limits=RateLimits(tokens_per_minute=each.limits.tokens_per_minute))
+            for each in held.subjects
+            if each.limits.tokens_per_minute is not None
+        )
+        refuse_impossible(subjects, held.tokens + held.extra + tokens)
+        try:
+            admitted, now_ms, charged, *numbers = await asyncio.shield(
+                self._ask(subjects, request_id, tokens, tokens)
+            )
+        except (redis.RedisError, OSError) as error:
+            raise LimitsUnavailableError("Redis does not answer; try again shortly.") from error
+        if not admitted:
+            raise refusal(subjects, _counts(numbers), tokens=tokens, now_ms=now_ms)
+        held.extra += charged
+
+    def _ask(
+        self, subjects: Sequence[Subject], request_id: str, tokens: int, most: int
+    ) -> asyncio.Future[list[int]]:
+        return self._script.call(
+            [key for each in subjects for key in (_counts_key(each), _open_key(each))],
+            "acquire",
+            request_id,
+            tokens,
+            most,
+            _LEASE_MS,
+            *(limit for each in subjects for limit in _limits(each)),
+        )
 
     def correct(self, request_id: str, tokens: int) -> None:
         """Charge ``tokens`` instead of the bound: what is known so far of what it used. May be
@@ -163,15 +194,14 @@ class RateLimiter:
         self,
         request_id: str,
         subjects: tuple[Subject, ...],
-        tokens: int,
         reply: asyncio.Future[list[int]],
     ) -> None:
         """Gives back what the script charged a caller that left before its reply was there."""
         if reply.cancelled() or reply.exception():
             return
-        admitted, now_ms, *_ = reply.result()
+        admitted, now_ms, charged, *_ = reply.result()
         if admitted:
-            self._held[request_id] = _Held(subjects, now_ms // 1000, tokens)
+            self._held[request_id] = _Held(subjects, now_ms // 1000, charged)
             self.correct(request_id, 0)
             self.release(request_id)
 
@@ -183,6 +213,10 @@ class RateLimiter:
         """Calls the script and waits for no reply. Where Redis does not take it, debts drain and
         leases lapse."""
         self._script.call(keys, operation, *arguments).add_done_callback(_log_loss)
+
+
+def _counts(numbers: Sequence[int]) -> list[Counts]:
+    return [Counts(*numbers[index : index + 3]) for index in range(0, len(numbers), 3)]
 
 
 def _counts_key(subject: Subject) -> str:

@@ -64,21 +64,23 @@ local function charge_tokens(counts_key, debt, tokens)
   store_slot(counts_key, now_slot, (tokens_in_slot(stored, now_slot) or 0) + tokens)
 end
 
--- KEYS: counts and open of each subject. ARGV: request id, tokens, lease in ms; then, for each
--- subject, requests a minute, tokens a minute and requests at once, '' where there is no limit.
--- Returns 1 or 0 (admitted or not), the time in ms, and for each subject its debts and how many
--- requests it has open, after this one if it was admitted.
+-- KEYS: counts and open of each subject. ARGV: request id, tokens, the most tokens to charge, lease
+-- in ms; then, for each subject, requests a minute, tokens a minute and requests at once, '' where
+-- there is no limit. Beyond tokens, half of what is left is charged, up to the most.
+-- Returns 1 or 0 (admitted or not), the time in ms, the tokens charged, and for each subject its
+-- debts and how many requests it has open, after this one if it was admitted.
 local function acquire()
-  local request_id, tokens, lease_ms = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+  local request_id, tokens, charged = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+  local lease_ms = tonumber(ARGV[5])
   local admitted = true
   local subjects = {}
   for index = 1, #KEYS / 2 do
     local subject = {
       counts_key = KEYS[2 * index - 1],
       open_key = KEYS[2 * index],
-      per_minute = tonumber(ARGV[3 * index + 2]),
-      tokens_per_minute = tonumber(ARGV[3 * index + 3]),
-      max_open = tonumber(ARGV[3 * index + 4]),
+      per_minute = tonumber(ARGV[3 * index + 3]),
+      tokens_per_minute = tonumber(ARGV[3 * index + 4]),
+      max_open = tonumber(ARGV[3 * index + 5]),
       requests = 0,
       tokens = 0,
       num_open = 0,
@@ -91,6 +93,8 @@ local function acquire()
       subject.tokens = debt_of(subject.counts_key, 'tokens', subject.tokens_per_minute)
       admitted = admitted
         and subject.tokens + tokens * MINUTE_MS <= subject.tokens_per_minute * MINUTE_MS
+      local left = subject.tokens_per_minute - math.ceil(subject.tokens / MINUTE_MS)
+      charged = math.min(charged, tokens + math.floor(math.max(0, left - tokens) / 2))
     end
     if subject.max_open then
       subject.num_open = redis.call('ZCOUNT', subject.open_key, '(' .. whole(now_ms), '+inf')
@@ -99,7 +103,7 @@ local function acquire()
     subjects[index] = subject
   end
 
-  local reply = { admitted and 1 or 0, now_ms }
+  local reply = { admitted and 1 or 0, now_ms, charged }
   for _, subject in ipairs(subjects) do
     if admitted then
       local drain_ms = 0
@@ -109,8 +113,8 @@ local function acquire()
         drain_ms = subject.requests / subject.per_minute
       end
       if subject.tokens_per_minute then
-        charge_tokens(subject.counts_key, subject.tokens, tokens)
-        subject.tokens = subject.tokens + tokens * MINUTE_MS
+        charge_tokens(subject.counts_key, subject.tokens, charged)
+        subject.tokens = subject.tokens + charged * MINUTE_MS
         drain_ms = math.max(drain_ms, subject.tokens / subject.tokens_per_minute)
       end
       if subject.per_minute or subject.tokens_per_minute then

@@ -217,6 +217,8 @@ class AnswerCheck:
             and len(failure.param or "") <= MAX_MESSAGE_CHARACTERS,
             "a failure with a long message",
         )
+        if (counted := failure.num_prompt_tokens) is not None:
+            self._require(0 <= counted <= MAX_TOKEN_ID, "an impossible count")
         if (after_s := failure.retry_after_s) is not None:
             self._require(0 <= after_s <= MAX_RETRY_AFTER_S, "an impossible time of a retry")
 

@@ -24,6 +24,14 @@ FINISHED = "finished"
 CANCELLED = "cancelled"
 
 
+@dataclass(frozen=True, slots=True)
+class TokenCharge:
+    """What a limit of tokens per minute was charged for a request: the most that it may use."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
     """How one request ended. ``model`` is a catalogue name, never a client's text."""
@@ -73,6 +81,7 @@ class Call:
         "request_id",
         "status",
         "tally",
+        "token_charge",
         "was_cold",
         "yields",
     )
@@ -105,6 +114,8 @@ class Call:
         self.status = 0
         self.limit_state = NO_LIMITS
         """Told with the response: what is left of the caller's limits."""
+        self.token_charge: TokenCharge | None = None
+        """``None``: no limit counts its tokens."""
         self._started_s = time.monotonic()
         self._is_closed = False
         self._tell = tell

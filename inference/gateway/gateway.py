@@ -43,6 +43,7 @@ from inference.gateway.metrics import Metrics
 from inference.gateway.outcomes import Outcomes, counted_by
 from inference.gateway.paths import api_path_of
 from inference.gateway.placing import Place, Placer
+from inference.gateway.prompt_ratios import PromptRatios
 from inference.gateway.redis_client import redis_client
 from inference.gateway.redis_link import RedisLink
 from inference.gateway.refusal_counts import INTERVAL_S as REFUSALS_INTERVAL_S
@@ -110,6 +111,7 @@ class Gateway:
         self.accounting = Accounting(
             self._ledger, self.gateway_id, max_waiting=config.max_waiting_requests
         )
+        self.prompt_ratios = PromptRatios()
         self.bounds = Bounds(
             max_open_requests=config.max_open_requests,
             max_open_body_bytes=config.max_open_body_bytes,
@@ -158,7 +160,7 @@ class Gateway:
             self._redis, self.gateway_id, self.streams, self.dispatcher, self.readers
         )
         limiter = RateLimiter(self._redis)
-        self.limits = Limiting(limiter)
+        self.limits = Limiting(limiter, self.prompt_ratios)
         self._limiter = limiter
         self._directory.start()
         self._ledger.start()

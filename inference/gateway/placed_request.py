@@ -2,7 +2,8 @@
 
     begin: find place ─▶ reserve ─▶ Submit ─▶ RequestStream ─▶ Accepted ─▶ events
                 ▲                                   │
-                └── before it is accepted: the neuron went away or leaves, the replica is gone
+                └── before it is accepted: the neuron went away or leaves, the replica is gone,
+                    or the prompt is longer than what was reserved
 
 Which failures are answered so, and how often, is ``fleet.placement.again``'s. A request that its
 neuron was preparing when it died goes nowhere else: the marks that the neuron left in Redis say so
@@ -29,19 +30,14 @@ from inference.gateway.hints import routing_hint
 from inference.gateway.placing import Place
 from inference.gateway.streams import RequestStream
 from inference.gateway.tally import Tally
-from inference.gateway.token_bounds import (
-    DEFAULT_OUTPUT_TOKENS,
-    TokenBounds,
-    num_prompts,
-    token_bounds,
-)
+from inference.gateway.token_bounds import TokenBounds, num_prompts, token_bounds
+from inference.gateway.token_budget import TokenBudget
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.events import Event
 from inference.protocol.generation import Request, Submit
 from inference.protocol.preparing import blame, broke_worker
 from inference.wire.errors import ApiError, RequestFailedError
 from inference.wire.images import ImageFile
-from metering.entries import Granted
 from metering.receipts import Receipt
 
 logger = logging.getLogger(__name__)
@@ -79,8 +75,7 @@ class PlacedRequest:
         self._uncounted: dict[str, list[str]] = defaultdict(list)
         """By neuron, the ids that it was sent and no death has been counted for."""
         self._stream: RequestStream | None = None
-        self._granted: Granted | None = None
-        self._bounds: TokenBounds | None = None
+        self._budget = TokenBudget(gateway, call, entry.name)
 
     async def begin(self) -> None:
         """Raises ``ApiError``."""
@@ -88,15 +83,12 @@ class PlacedRequest:
             self._entry, deadline_s=self._deadline_s, hint=self._hint
         )
         self._call.was_cold = self._call.was_cold or place.was_cold
-        bounds = self._bounds
-        if bounds is None:
-            bounds = _bounds_at(place, self._request)
-            self._granted = await self._hold(bounds)
-            self._bounds = bounds
+        if not self._budget.is_reserved:
+            await self._budget.reserve(_bounds_at(place, self._request))
         try:
             await self._gateway.liveness.ensure_announced()
             await self._gateway.readers.ensure(place.neuron)
-            self._open(place, bounds)
+            self._open(place)
         except BaseException:
             if self._stream is None:
                 self._gateway.accounting.let_go(self._call)
@@ -110,6 +102,10 @@ class PlacedRequest:
             try:
                 return await stream.next_events()
             except ApiError as error:
+                if not stream.accepted and await self._budget.extends(error):
+                    self._leave(stream)
+                    await self.begin()
+                    continue
                 if error.code == "neuron_lost" and not stream.accepted:
                     await self._check_blame(stream.neuron)
                 if not may_place_again(
@@ -122,7 +118,11 @@ class PlacedRequest:
                     error.code,
                     stream.neuron,
                 )
-                self._leave(stream, error)
+                self._gateway.placer.refused(stream.model, stream.neuron)
+                self._leave(stream)
+                if error.code == "neuron_lost":
+                    # It may be there after all, and is told to drop the request.
+                    self._gateway.dispatcher.cancel_soon(stream.neuron, stream.request_id)
             await self.begin()
 
     async def _check_blame(self, neuron: str) -> None:
@@ -150,18 +150,15 @@ class PlacedRequest:
         """What its prefixes belong to."""
         return self._entry.name if self._adapter is None else self._adapter.name
 
-    async def _hold(self, bounds: TokenBounds) -> Granted | None:
-        if not self._call.is_billed:
-            return None
-        return await self._gateway.accounting.hold(self._call, bounds)
-
-    def _open(self, place: Place, bounds: TokenBounds) -> None:
+    def _open(self, place: Place) -> None:
         self._num_attempts += 1
         self._uncounted[place.neuron].append(self._attempt_id())
         timeout_s = self._deadline_s - asyncio.get_running_loop().time()
         self._call.neuron = place.neuron
         self._call.tally = Tally(partial(self._accepted, self._num_attempts))
-        most = self._usage_bounds(place, bounds)
+        most = self._budget.usage_bounds(
+            num_prompts=num_prompts(self._request), context_tokens=place.context_tokens
+        )
         self._stream = self._gateway.open_stream(
             self._attempt_id(),
             place,
@@ -170,17 +167,13 @@ class PlacedRequest:
             tally=self._call.tally,
             check=AnswerCheck(self._request, most),
         )
-        submit = self._submit(place, bounds, most, timeout_s)
+        submit = self._submit(place, most, timeout_s)
         self._gateway.submit(self._stream, submit, self._files)
 
-    def _leave(self, stream: RequestStream, error: ApiError) -> None:
-        """A neuron that fell silent may be there after all, and is told to drop it."""
-        self._gateway.placer.refused(stream.model, stream.neuron)
+    def _leave(self, stream: RequestStream) -> None:
         self._gateway.close_stream(stream)
         if self._files:
             self._gateway.forget_images(stream)
-        if error.code == "neuron_lost":
-            self._gateway.dispatcher.cancel_soon(stream.neuron, stream.request_id)
 
     def _forget_images(self) -> None:
         if self._files and self._stream is not None:
@@ -190,11 +183,7 @@ class PlacedRequest:
     def _accepted(self, attempt: int, prompt_tokens: int) -> None:
         if attempt == self._num_attempts:
             self._forget_images()
-        granted, bounds = self._granted, self._bounds
-        if granted is not None and bounds is not None and prompt_tokens < bounds.prompt_tokens:
-            self._gateway.accounting.narrow(
-                self._call, prompt_tokens=prompt_tokens, output_tokens=granted.output_tokens
-            )
+        self._budget.accepted(prompt_tokens)
 
     def _attempt_id(self) -> str:
         request_id = self._call.request_id
@@ -202,14 +191,8 @@ class PlacedRequest:
             return request_id
         return f"{request_id[:MAX_ID_CHARACTERS]}.{self._num_attempts}"
 
-    def _submit(
-        self, place: Place, bounds: TokenBounds, most: UsageBounds, timeout_s: float
-    ) -> Submit:
+    def _submit(self, place: Place, most: UsageBounds, timeout_s: float) -> Submit:
         principal = self._call.who
-        granted = self._granted
-        cap = None
-        if granted is not None and bounds.output_tokens is None:
-            cap = granted.output_tokens // bounds.num_choices
         request_id = self._attempt_id()
         return Submit(
             request_id=request_id,
@@ -224,8 +207,8 @@ class PlacedRequest:
             yields=self._call.yields,
             endpoint=self._call.endpoint,
             receipt=self._receipt(place, most),
-            max_prompt_tokens=None if granted is None else bounds.prompt_tokens,
-            cap_output_tokens=cap,
+            max_prompt_tokens=self._budget.max_prompt_tokens,
+            cap_output_tokens=self._budget.cap_output_tokens,
             adapter=self._adapter,
             num_worker_deaths=self._num_worker_deaths,
         )
@@ -252,22 +235,6 @@ class PlacedRequest:
                 max_prompt_tokens=most.prompt_tokens,
                 max_output_tokens=most.output_tokens,
             )
-        )
-
-    def _usage_bounds(self, place: Place, bounds: TokenBounds) -> UsageBounds:
-        """What the neuron may report at most. Where nothing is reserved it refuses no prompt that
-        its template makes longer than the gateway's estimate. A token that stops a choice counts,
-        and may come after the last one that was asked for."""
-        prompt_tokens, output_tokens = bounds.prompt_tokens, bounds.output_tokens
-        if output_tokens is None:
-            output_tokens = bounds.default_output_tokens
-        if self._granted is not None:
-            output_tokens = self._granted.output_tokens
-        else:
-            context_tokens = place.context_tokens or DEFAULT_OUTPUT_TOKENS
-            prompt_tokens = max(prompt_tokens, num_prompts(self._request) * context_tokens)
-        return UsageBounds(
-            prompt_tokens=prompt_tokens, output_tokens=output_tokens + bounds.num_choices
         )
 
 

@@ -16,6 +16,7 @@ from fleet.catalogue import CatalogueEntry
 from inference.gateway.call import Call
 from inference.gateway.gateway import Gateway
 from inference.gateway.images import without_files
+from inference.gateway.limiting import counts_tokens
 from inference.gateway.placed_request import PlacedRequest
 from inference.gateway.token_bounds import TokenBounds, is_billed, token_bounds
 from inference.protocol.generation import Request, TokenCountRequest, TokenizeRequest
@@ -83,11 +84,36 @@ async def permit(
     principal = call.who
     if not principal.may_use(entry.name):
         raise ModelNotAllowedError(entry.name)
-    await gateway.limits.acquire(call, request)
+    bounds = await _bounds_now(gateway, base, request) if counts_tokens(principal) else None
+    await gateway.limits.acquire(call, bounds, base.name)
     if call.is_billed and principal.budgets and not await gateway.is_ready(base.name):
         # A model may be loaded for it, which a spent budget is no reason for.
         await gateway.accounting.hold(call, _least(request))
         gateway.accounting.let_go(call)
+
+
+async def _bounds_now(gateway: Gateway, base: CatalogueEntry, request: Request) -> TokenBounds:
+    """By the limits of the replicas that are ready, else by the model's own. Raises
+    ``ServiceUnavailableError``."""
+    snapshot = await gateway.liveness.placing_snapshot()
+    ready = [
+        replica
+        for replica in snapshot.replicas_of(base.name)
+        if replica.status is ReplicaStatus.READY
+    ]
+    contexts = [replica.context_tokens for replica in ready]
+    outputs = [replica.max_output_tokens for replica in ready]
+    return token_bounds(
+        request,
+        context_tokens=_most(contexts, base.max_context_tokens),
+        max_output_tokens=_most(outputs, base.max_output_tokens),
+    )
+
+
+def _most(limits: Sequence[int | None], otherwise: int | None) -> int | None:
+    """``None``: one of them has no limit that is known."""
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if known and len(known) == len(limits) else otherwise
 
 
 def _least(request: Request) -> TokenBounds:

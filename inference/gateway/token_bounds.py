@@ -1,9 +1,9 @@
 """How many tokens a request may use at most, before anybody has counted. Pure.
 
-The gateway has no tokenizer, so a prompt's bound is its bytes: no token is less than one byte of
-text. A template adds its own words around the turns. Where it adds more than is allowed for here
-the neuron refuses the prompt before anything is computed (``Submit.max_prompt_tokens``), so a
-reservation is never exceeded.
+The gateway has no tokenizer, so a prompt's sure bound is its bytes: no token is less than one byte
+of text. A template adds its own words around the turns. What is reserved is nearer to what texts
+take (``prompt_ratios``). Where a prompt has more the neuron refuses it before anything is computed
+(``Submit.max_prompt_tokens``), so a reservation is never exceeded.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from inference.gateway.prompt_ratios import PromptRatios
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
@@ -44,19 +45,25 @@ UNKNOWN_VISION = VisionInput(
     pad_token_id=0, patch_px=14, merge=2, min_pixels=65_536, max_pixels=16_777_216
 )
 """No model that is known makes more tokens of an image."""
-BYTES_PER_TOKEN = 4
-"""A usual rate, for estimates that are corrected later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBounds:
     """The bounds of one request. ``output_tokens`` is over all choices, ``None`` where the client
-    did not say; ``default_output_tokens`` is what they may become then."""
+    did not say; ``default_output_tokens`` is what they may become then. Of the prompt,
+    ``exact_tokens`` are known (images, token ids) and ``text_bound`` is the rest's sure bound,
+    however long the context is."""
 
     prompt_tokens: int
     output_tokens: int | None
     default_output_tokens: int
     num_choices: int
+    exact_tokens: int = 0
+    text_bound: int = 0
+
+    def near(self, ratios: PromptRatios, model: str) -> int:
+        """The prompt's expected bound, never more than the sure one."""
+        return min(self.prompt_tokens, self.exact_tokens + ratios.near(model, self.text_bound))
 
 
 def token_bounds(
@@ -68,12 +75,18 @@ def token_bounds(
 ) -> TokenBounds:
     """The limits are those of the replica that the request goes to; ``None``: it has told none."""
     prompts = num_prompts(request)
-    prompt = prompt_bound(request, vision)
+    exact, text = _exact_tokens(request, vision or UNKNOWN_VISION), _text_bound(request)
+    prompt = exact + text
     if context_tokens is not None:
         prompt = min(prompt, prompts * context_tokens)
     if not isinstance(request, GenerationRequest):
         return TokenBounds(
-            prompt_tokens=prompt, output_tokens=0, default_output_tokens=0, num_choices=prompts
+            prompt_tokens=prompt,
+            output_tokens=0,
+            default_output_tokens=0,
+            num_choices=prompts,
+            exact_tokens=exact,
+            text_bound=text,
         )
     choices = prompts * request.n
     limits = [limit for limit in (context_tokens, max_output_tokens) if limit is not None]
@@ -86,6 +99,8 @@ def token_bounds(
         output_tokens=None if asked is None else asked * choices,
         default_output_tokens=most * choices,
         num_choices=choices,
+        exact_tokens=exact,
+        text_bound=text,
     )
 
 
@@ -107,11 +122,14 @@ def num_prompts(request: Request) -> int:
 
 def prompt_bound(request: Request, vision: VisionInput | None = None) -> int:
     """``vision``: how the model takes images, where that is known."""
-    return _text_bound(request) + _image_bound(request, vision or UNKNOWN_VISION)
+    return _text_bound(request) + _exact_tokens(request, vision or UNKNOWN_VISION)
 
 
-def _image_bound(request: Request, vision: VisionInput) -> int:
-    """Exact where the model is known. What is too narrow to be read is refused by the neuron."""
+def _exact_tokens(request: Request, vision: VisionInput) -> int:
+    """Of images, exact where the model is known. What is too narrow to be read is refused by the
+    neuron."""
+    if isinstance(request.input, TokensInput):
+        return sum(len(prompt) + SPECIAL_TOKENS for prompt in request.input.prompts)
     if not isinstance(request.input, ChatInput):
         return 0
     images = (image for message in request.input.messages for image in message.images)
@@ -128,8 +146,8 @@ def _image_tokens(image: ImageRef, vision: VisionInput) -> int:
 
 def _text_bound(request: Request) -> int:
     match request.input:
-        case TokensInput(prompts=prompts):
-            return sum(len(prompt) + SPECIAL_TOKENS for prompt in prompts)
+        case TokensInput():
+            return 0
         case TextInput(texts=texts):
             return sum(_utf8_bytes(text) + SPECIAL_TOKENS for text in texts)
         case PairsInput() as given:
@@ -149,16 +167,6 @@ def _without_parts(message: ChatMessage) -> ChatMessage:
 
 def _pair_bound(pair: tuple[str, str]) -> int:
     return sum(_utf8_bytes(text) + SPECIAL_TOKENS for text in pair)
-
-
-def prompt_estimate(request: Request) -> int:
-    """About how many tokens the prompt has: for limits that are corrected afterwards."""
-    match request.input:
-        case TokensInput():
-            return prompt_bound(request)
-        case _:
-            text = _text_bound(request) // BYTES_PER_TOKEN
-            return 1 + text + _image_bound(request, UNKNOWN_VISION)
 
 
 def _utf8_bytes(text: str) -> int:

@@ -175,7 +175,7 @@ def over_budget(num_prompt_tokens: int, max_prompt_tokens: int) -> Failure:
         f"the prompt has {num_prompt_tokens} tokens, and what is left of the budget buys "
         f"{max_prompt_tokens}"
     )
-    return Failure(code="insufficient_quota", message=message)
+    return Failure(code="insufficient_quota", message=message, num_prompt_tokens=num_prompt_tokens)
 
 
 def no_budget_for_answer() -> Failure:

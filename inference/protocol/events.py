@@ -60,6 +60,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str
     param: str | None = None
     retry_after_s: float | None = None
+    num_prompt_tokens: int | None = None
+    """The prompt's length, where it is refused because it is longer than what was reserved."""
 
 
 class UsedSampling(msgspec.Struct, frozen=True, kw_only=True):

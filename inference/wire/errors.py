@@ -333,6 +333,7 @@ class RequestFailedError(ApiError):
         if retry_after_s is None:
             retry_after_s = kind.retry_after_s
         super().__init__(failure.message, param=failure.param, retry_after_s=retry_after_s)
+        self.failure = failure
         self.status = kind.status
         self.type = kind.type
         self.code = failure.code

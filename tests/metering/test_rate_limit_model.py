@@ -134,22 +134,35 @@ class LimitsMachine(RuleBasedStateMachine):
         self.now_ms += elapsed_ms
         self.runner.run(set_clock(self.clients[0], self.now_ms))
 
-    @rule(gateway=st.integers(0, 1), share=st.sampled_from([0, 0.1, 0.3, 0.5, 1]))
-    def acquire(self, gateway: int, share: float) -> None:
+    @rule(
+        gateway=st.integers(0, 1),
+        share=st.sampled_from([0, 0.1, 0.3, 0.5, 1]),
+        most_share=st.sampled_from([0, 0, 0.2, 0.5, 10]),
+    )
+    def acquire(self, gateway: int, share: float, most_share: float) -> None:
         smallest = min(account.limits.tokens_per_minute or 0 for account in self.accounts)
-        tokens = int(smallest * share)
+        tokens, most = int(smallest * share), int(smallest * most_share)
         self.num_requests += 1
         request_id = f"r{self.num_requests}"
         may = all(each.has_room(tokens, self.now_ms, slack=0) for each in self.accounts)
         must = all(each.has_room(tokens, self.now_ms, slack=SLOT_MS) for each in self.accounts)
         try:
-            state = self.runner.run(self.gateways[gateway].acquire(self.who, request_id, tokens))
+            state = self.runner.run(
+                self.gateways[gateway].acquire(self.who, request_id, tokens, most=most)
+            )
         except RateLimitedError as error:
             assert not must
             assert error.retry_after_s
             return
         assert may
-        charge = Charge(self.now_ms, tokens)
+        halves = [
+            tokens
+            + max(0, min(self.left(each, slack=slack) for each in self.accounts) - tokens) // 2
+            for slack in (SLOT_MS, 0)
+        ]
+        most = max(tokens, most)
+        assert min(most, halves[0]) <= state.tokens_charged <= min(most, halves[1])
+        charge = Charge(self.now_ms, state.tokens_charged)
         for account in self.accounts:
             account.requests.append(Charge(self.now_ms, 1))
             account.tokens.append(charge)
@@ -178,6 +191,33 @@ class LimitsMachine(RuleBasedStateMachine):
         limit = account.limits.tokens_per_minute or 0
         owed = account.tokens_debt(self.now_ms) + slack * limit
         return max(0, (limit * PARTS - owed) // PARTS)
+
+    @rule(chance=st.randoms(use_true_random=False), share=st.sampled_from([0.01, 0.2, 1]))
+    def extend(self, chance: object, share: float) -> None:
+        request_id = self.any_running(chance)
+        if request_id is None:
+            return
+        running = self.running[request_id]
+        tokens = int(share * min(each.limits.tokens_per_minute or 0 for each in self.accounts))
+        may, must = (
+            all(self.left(each, slack=slack) >= tokens or not tokens for each in self.accounts)
+            for slack in (0, SLOT_MS)
+        )
+        total = tokens + sum(charge.tokens for charge in running.charges)
+        fits = all(total <= (each.limits.tokens_per_minute or 0) for each in self.accounts)
+        limiter = self.gateways[running.gateway]
+        try:
+            self.runner.run(limiter.extend(request_id, tokens))
+        except RateLimitedError as error:
+            assert not (must and fits)
+            assert (error.retry_after_s is not None) or not fits
+            return
+        assert may and (fits or not tokens)
+        if tokens:
+            beyond = Charge(self.now_ms, tokens)
+            running.charges.append(beyond)
+            for account in self.accounts:
+                account.tokens.append(beyond)
 
     @rule(chance=st.randoms(use_true_random=False), share=st.sampled_from([0, 0.1, 0.5, 0.9, 1.2]))
     def correct(self, chance: object, share: float) -> None:

@@ -96,6 +96,45 @@ async def test_what_is_left_is_told(clocked: RateLimiter, client: redis.asyncio.
     await clocked.acquire(who, "r3", 401)
 
 
+async def test_an_answer_of_no_named_length_is_charged_half_of_what_is_left(
+    clocked: RateLimiter,
+) -> None:
+    who = principal(
+        key=RateLimits(tokens_per_minute=1000), account=RateLimits(tokens_per_minute=5000)
+    )
+    states = [
+        await clocked.acquire(who, f"r{number}", 100, most=most)
+        for number, most in enumerate((2000, 2000, 150))
+    ]
+    assert [state.tokens_charged for state in states] == [100 + 450, 100 + 175, 100 + 37]
+    with pytest.raises(RateLimitedError) as refused:
+        await clocked.acquire(who, "r3", 100, most=2000)
+    assert refused.value.state is not None and refused.value.state.tokens is not None
+    assert refused.value.state.tokens.remaining == 1000 - 550 - 275 - 137
+    clocked.correct("r0", 120)
+    clocked.release("r0")
+    assert (await clocked.acquire(who, "r3", 100)).tokens_charged == 100
+
+
+async def test_a_longer_prompt_is_charged_or_refused(
+    clocked: RateLimiter, client: redis.asyncio.Redis
+) -> None:
+    who = principal(key=RateLimits(requests_per_minute=1, tokens_per_minute=1000, max_concurrent=1))
+    await clocked.acquire(who, "r1", 400)
+    await clocked.extend("r1", 300)  # by its tokens alone: its request and its seat are counted
+    await set_clock(client, START_MS + 1000)
+    before = await contents(client)
+    with pytest.raises(RateLimitedError) as refused:
+        await clocked.extend("r1", 301)
+    assert refused.value.kind is LimitKind.TOKENS and refused.value.retry_after_s is None
+    assert await contents(client) == before
+    clocked.correct("r1", 320)
+    clocked.release("r1")
+    await clocked.extend("r1", 300)  # it holds nothing any more
+    await set_clock(client, START_MS + 60_000)
+    assert (await clocked.acquire(who, "r2", 1000)).tokens_charged == 1000
+
+
 @pytest.mark.parametrize(
     ("key", "account", "kind"),
     [

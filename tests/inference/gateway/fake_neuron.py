@@ -11,6 +11,7 @@ import msgspec
 import redis
 import redis.asyncio
 
+from inference.neuron.errors import over_budget
 from inference.protocol import keys
 from inference.protocol.engine import EngineStats
 from inference.protocol.events import (
@@ -90,6 +91,29 @@ async def failing(submit: Submit) -> AsyncIterator[list[Event]]:
         code="context_length_exceeded", message="9000 tokens; 8192 fit.", param="messages"
     )
     yield [Failed(request_id=submit.request_id, failure=failure)]
+
+
+def counting(num_prompt_tokens: int, *, says_count: bool = True) -> Script:
+    """As ``paris``, of a prompt of so many tokens: one that is longer than what was reserved is
+    refused, with its length where ``says_count``."""
+
+    async def answer(submit: Submit) -> AsyncIterator[list[Event]]:
+        most = submit.max_prompt_tokens
+        if most is not None and num_prompt_tokens > most:
+            failure = over_budget(num_prompt_tokens, most)
+            if not says_count:
+                failure = msgspec.structs.replace(failure, num_prompt_tokens=None)
+            yield [Failed(request_id=submit.request_id, failure=failure)]
+            return
+        async for events in paris(submit):
+            if isinstance(events[0], Accepted):
+                events = [Accepted(request_id=submit.request_id, prompt_tokens=num_prompt_tokens)]
+            elif isinstance(events[-1], Finished):
+                usage = Usage(prompt_tokens=num_prompt_tokens, completion_tokens=5)
+                events[-1] = Finished(request_id=submit.request_id, usage=usage)
+            yield events
+
+    return answer
 
 
 async def silent(submit: Submit) -> AsyncIterator[list[Event]]:

@@ -24,7 +24,7 @@ from metering.prices import Prices
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
+from tests.inference.gateway.fake_neuron import FakeNeuron, counting, endless, paris
 from tests.inference.gateway.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -143,6 +143,60 @@ async def test_a_reserved_budget_is_waited_for_and_then_refused_for_seconds(
     await exchange.finish()
     assert (await waiting.finish()).status == 200
     assert ledger.held == {}
+
+
+async def test_prompts_are_reserved_near_what_their_model_has_counted(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, capped: FakeDirectory
+) -> None:
+    neuron.script = counting(81)
+    for _ in range(2):
+        assert (await client.post(CHAT, {**BODY, "max_tokens": 9}, headers=BEARER)).status == 200
+    first, second = (reserve.prompt_tokens for reserve in ledger.reserved)
+    assert 81 < second < first < 200
+
+
+@pytest.mark.parametrize("says_count", [True, False])
+async def test_a_prompt_longer_than_reserved_is_reserved_by_its_length(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    ledger: FakeLedger,
+    capped: FakeDirectory,
+    says_count: bool,
+) -> None:
+    """Before anything is computed: what is reserved is never less than what the prompt takes. A
+    neuron of an earlier version does not say the length: then it is the sure bound."""
+    neuron.script = counting(250, says_count=says_count)
+    answer = await client.post(CHAT, {**BODY, "max_tokens": 9}, headers=BEARER)
+    assert answer.status == 200
+    near, sure = (reserve.prompt_tokens for reserve in ledger.reserved)
+    assert near < 250 <= sure
+    assert (sure == 250) is says_count
+    submits = [await neuron.submitted.get() for _ in range(2)]
+    assert [submit.max_prompt_tokens for submit in submits] == [near, sure]
+    (entry,) = ledger.settled
+    assert (entry.prompt_tokens, entry.completion_tokens) == (250, 5)
+    assert ledger.held == {}
+
+
+async def test_a_prompt_longer_than_reserved_is_refused_where_the_cap_has_no_room(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, capped: FakeDirectory
+) -> None:
+    ledger.cap_tokens = 255
+    neuron.script = counting(250)
+    answer = await client.post(CHAT, {**BODY, "max_tokens": 9}, headers=BEARER)
+    assert (answer.status, answer.error["code"]) == (429, "insufficient_quota")
+    assert len(ledger.reserved) == 2
+    assert sum(entry.prompt_tokens + entry.completion_tokens for entry in ledger.settled) == 0
+    assert ledger.held == {}
+
+
+async def test_a_neuron_that_names_an_impossible_length_is_asked_no_more(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, capped: FakeDirectory
+) -> None:
+    neuron.script = counting(1_000_000)
+    answer = await client.post(CHAT, {**BODY, "max_tokens": 9}, headers=BEARER)
+    assert (answer.status, answer.error["code"]) == (429, "insufficient_quota")
+    assert len(ledger.reserved) == 1
 
 
 async def test_a_spent_budget_loads_nothing(

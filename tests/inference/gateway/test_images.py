@@ -13,7 +13,7 @@ import pytest_asyncio
 import redis.asyncio
 
 from inference.gateway.images import image_rules, without_files
-from inference.gateway.token_bounds import prompt_bound, prompt_estimate
+from inference.gateway.token_bounds import prompt_bound, token_bounds
 from inference.protocol.events import Event
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit
 from inference.protocol.images import ImageRef, VisionInput
@@ -200,7 +200,11 @@ def test_what_an_image_may_cost_is_known_from_its_size() -> None:
     small = VisionInput(pad_token_id=1, patch_px=16, merge=2, min_pixels=64, max_pixels=65_536)
     assert 4 <= prompt_bound(one, small) - prompt_bound(bare, small) <= 4 + 8
     assert prompt_bound(one) >= prompt_bound(one, QWEN)
-    assert prompt_estimate(one) - prompt_estimate(bare) >= 64
+    bounds = token_bounds(one, context_tokens=None, max_output_tokens=None, vision=QWEN)
+    assert 64 <= bounds.exact_tokens <= 64 + 8
+    assert (
+        bounds.exact_tokens + bounds.text_bound == bounds.prompt_tokens == prompt_bound(one, QWEN)
+    )
 
 
 def test_bounds_are_the_operators(config: Any) -> None:

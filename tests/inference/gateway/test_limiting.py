@@ -21,7 +21,7 @@ from metering.principal import RateLimits
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory
-from tests.inference.gateway.fake_neuron import FakeNeuron
+from tests.inference.gateway.fake_neuron import FakeNeuron, counting, endless, paris
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -32,7 +32,7 @@ async def test_what_is_left_is_told(
     client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory
 ) -> None:
     directory.restrict(KEY, key_limits=RateLimits(requests_per_minute=5, tokens_per_minute=5000))
-    answer = await client.post(CHAT, BODY, headers=BEARER)
+    answer = await client.post(CHAT, {**BODY, "max_tokens": 5}, headers=BEARER)
     assert answer.status == 200
     assert answer.headers["x-ratelimit-limit-requests"] == "5"
     assert answer.headers["x-ratelimit-remaining-requests"] == "4"
@@ -81,10 +81,81 @@ async def test_the_actual_use_counts_in_the_end(
 
     directory.restrict(KEY, key_limits=RateLimits(tokens_per_minute=5000))
     neuron.script = long
-    first = await client.post(CHAT, BODY, headers=BEARER)
-    assert int(first.headers["x-ratelimit-remaining-tokens"]) > 4500, "its prompt's estimate"
-    second = await client.post(CHAT, BODY, headers=BEARER)
-    assert int(second.headers["x-ratelimit-remaining-tokens"]) < 3500
+    asked = {**BODY, "max_tokens": 4500}
+    first = await client.post(CHAT, asked, headers=BEARER)
+    assert int(first.headers["x-ratelimit-remaining-tokens"]) < 500, "the most that it may use"
+    neuron.script = paris
+    second = await client.post(CHAT, {**BODY, "max_tokens": 500}, headers=BEARER)
+    assert second.status == 200
+    assert 200 < int(second.headers["x-ratelimit-remaining-tokens"]) < 3500
+
+
+async def test_running_answers_count_before_they_have_ended(
+    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory
+) -> None:
+    """A hundred short prompts of 4,000-token answers at once: two of them fit into a minute of
+    10,000 tokens. What they do not use is free for others when they have ended."""
+    goes_on = asyncio.Event()
+
+    async def slow(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
+        await goes_on.wait()
+        async for events in paris(submit):
+            if not isinstance(events[0], Accepted):
+                yield events
+
+    directory.restrict(KEY, key_limits=RateLimits(tokens_per_minute=10_000))
+    neuron.script = slow
+    asked = {**BODY, "max_tokens": 4000}
+    running = [client.open("POST", CHAT, asked, headers=BEARER) for _ in range(2)]
+    for _ in running:
+        await neuron.submitted.get()
+    refusals = await asyncio.gather(*(client.post(CHAT, asked, headers=BEARER) for _ in range(98)))
+    assert {answer.status for answer in refusals} == {429}
+    assert {answer.error["type"] for answer in refusals} == {"tokens"}
+    assert neuron.submitted.empty()
+    goes_on.set()
+    for exchange in running:
+        assert (await exchange.finish()).status == 200
+    async with asyncio.timeout(60):
+        while (await client.post(CHAT, asked, headers=BEARER)).status == 429:
+            await asyncio.sleep(0.02)
+
+
+async def test_an_answer_of_no_named_length_leaves_half_of_the_minute_to_others(
+    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory
+) -> None:
+    directory.restrict(KEY, key_limits=RateLimits(tokens_per_minute=10_000))
+    neuron.script = endless
+    running = [
+        client.open("POST", CHAT, {**BODY, "stream": True}, headers=BEARER) for _ in range(2)
+    ]
+    caps = [(await neuron.submitted.get()).cap_output_tokens for _ in running]
+    assert caps[0] is not None and 5000 < caps[0] < 5500
+    assert caps[1] is not None and 2500 < caps[1] < 2750
+    named = client.open("POST", CHAT, {**BODY, "max_tokens": 300}, headers=BEARER)
+    submit = await neuron.submitted.get()
+    assert submit.cap_output_tokens is None
+    for exchange in (*running, named):
+        exchange.leave()
+        await exchange.finish()
+
+
+@pytest.mark.parametrize("num_tokens", [200, 250])
+async def test_a_prompt_that_is_longer_than_charged_is_charged_by_its_length(
+    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory, num_tokens: int
+) -> None:
+    directory.restrict(KEY, key_limits=RateLimits(tokens_per_minute=300))
+    neuron.script = counting(num_tokens)
+    answer = await client.post(CHAT, {**BODY, "max_tokens": 80}, headers=BEARER)
+    first = await neuron.submitted.get()
+    assert first.max_prompt_tokens is not None and first.max_prompt_tokens < num_tokens
+    if num_tokens + 80 > 300:
+        assert (answer.status, answer.error["code"]) == (429, "rate_limit_exceeded")
+        assert neuron.submitted.empty()
+        return
+    assert answer.status == 200
+    assert (await neuron.submitted.get()).max_prompt_tokens == num_tokens
 
 
 @pytest.mark.parametrize("leaves", [True, False])
