@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
@@ -26,7 +28,8 @@ class ModelsTomlView(FleetView):
     @extend_schema(request=OpenApiTypes.OBJECT, responses=OpenApiTypes.OBJECT)
     def post(self, request: Request) -> Response:
         """``{"toml": "…", "apply": false, "prune": false, "seen": "…"}``. Without ``apply`` it says
-        what would change; ``seen`` is the digest of that plan, and another one is refused."""
+        what would change, and which entries are ``problems``; while there are any, ``apply`` is
+        refused. ``seen`` is the digest of that plan, and another one is refused."""
         body = body_of(request, "toml", "apply", "prune", "seen")
         document = read_document(text_in(body, "toml"))
         apply, prune = _flag(body.get("apply", False)), _flag(body.get("prune", False))
@@ -41,6 +44,7 @@ class ModelsTomlView(FleetView):
             {
                 "lines": list(plan.lines()),
                 "changes": not plan.is_empty,
+                "problems": [asdict(problem) for problem in plan.problems],
                 "applied": apply,
                 "digest": plan.digest,
             }

@@ -57,6 +57,7 @@ def check_settings(settings: CatalogueSettings) -> None:
     check_adapter(settings)
     check_draft_model(settings)
     check_replicas(settings)
+    check_ranks(settings)
     check_prices(settings)
     check_card_floor(settings)
 
@@ -143,6 +144,17 @@ def check_card_floor(settings: CatalogueSettings) -> None:
     if settings.device == "cpu" and settings.min_device_vram_mb is not None:
         raise CatalogueValueError(
             "min_device_vram_mb", "A model on processors has no card: leave it empty"
+        )
+
+
+def check_ranks(settings: CatalogueSettings) -> None:
+    """A replica spans as many cards as it has ranks."""
+    number, ranks = settings.min_devices, settings.tensor_parallel
+    if number not in (1, ranks):
+        raise CatalogueValueError(
+            "min_devices",
+            f"{number} cards are shared by as many ranks: set tensor_parallel to {number}, not "
+            f"{ranks}",
         )
 
 

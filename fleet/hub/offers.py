@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry, SettingValue
-from fleet.models_toml.entry import name_of_id
+from fleet.models_toml.names import name_of_id
 from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place
 from fleet.snapshot import FleetSnapshot
 from inference.loading.errors import LoadError

@@ -8,7 +8,8 @@ A document says all of each model that it names: what it leaves out has its defa
 
 from fleet.models_toml.document import Document, WrittenModel, read_document
 from fleet.models_toml.export import write_document
-from fleet.models_toml.plan import CatalogueState, Plan, plan_import
+from fleet.models_toml.plan import Plan, plan_import
+from fleet.models_toml.state import CatalogueState
 
 __all__ = [
     "CatalogueState",

@@ -14,8 +14,9 @@ from typing import Any
 
 from fleet.catalogue import CatalogueSettings, check_alias_name
 from fleet.errors import CatalogueValueError
-from fleet.models_toml.entry import EntryError, Note, ReadEntry, read_entry
+from fleet.models_toml.entry import EntryError, Note, read_entry
 from fleet.models_toml.lines import Lines
+from fleet.models_toml.names import name_of_id
 from fleet.models_toml.problems import ModelsTomlError, Problem
 
 MAX_BYTES = 1_000_000
@@ -29,6 +30,7 @@ class WrittenModel:
     name: str
     settings: CatalogueSettings
     notes: tuple[Note, ...] = ()
+    line: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +38,15 @@ class Document:
     models: tuple[WrittenModel, ...]
     aliases: Mapping[str, str]
     """To a model's name; of a model that the file does not have, where it names another."""
+    alias_lines: Mapping[str, int]
+    problems: tuple[Problem, ...] = ()
+    """Why entries are refused. Those are not among the models."""
+    refused: frozenset[str] = frozenset()
+    """Names and ids of the refused entries."""
 
 
 def read_document(text: str) -> Document:
-    """Raises ``ModelsTomlError``."""
+    """Raises ``ModelsTomlError`` where the text as a whole cannot be read."""
     if len(text) > MAX_BYTES:
         raise ModelsTomlError([Problem(message=f"More than {MAX_BYTES:,} characters")])
     try:
@@ -57,6 +64,9 @@ class _Reader:
         self._problems: list[Problem] = []
         self._models: dict[str, WrittenModel] = {}
         self._name_of_id: dict[str, str] = {}
+        self._refused: set[str] = set()
+        table = raw.get("aliases", {})
+        self._alias_targets: dict[str, Any] = table if isinstance(table, dict) else {}
 
     def read(self) -> Document:
         for key in sorted(self._raw.keys() - {"models", "aliases"}):
@@ -64,9 +74,13 @@ class _Reader:
         for index, raw in enumerate(self._entries):
             self._read_model(index, raw)
         aliases = self._ids_as_aliases() | self._read_aliases()
-        if self._problems:
-            raise ModelsTomlError(self._problems)
-        return Document(models=tuple(self._models.values()), aliases=aliases)
+        return Document(
+            models=tuple(self._models.values()),
+            aliases=aliases,
+            alias_lines={name: line for name in aliases if (line := self._lines.of_alias(name))},
+            problems=tuple(self._problems),
+            refused=frozenset(self._refused),
+        )
 
     @staticmethod
     def _table_list(value: Any) -> list[dict[str, Any]]:
@@ -77,8 +91,10 @@ class _Reader:
     def _read_model(self, index: int, raw: dict[str, Any]) -> None:
         label = str(raw.get("id", f"entry {index + 1}"))
         try:
-            entry = read_entry(raw)
+            models = {name: model.id for name, model in self._models.items()}
+            entry = read_entry(raw, models, self._alias_targets)
         except EntryError as error:
+            self._refused |= {label, name_of_id(label)} - self._models.keys()
             self._problems += [
                 Problem(
                     line=self._lines.of_model(index, key), entry=label, key=key, message=message
@@ -86,22 +102,13 @@ class _Reader:
                 for key, message in error.problems
             ]
             return
-        self._add(index, entry)
-
-    def _add(self, index: int, entry: ReadEntry) -> None:
-        if earlier := self._models.get(entry.name):
-            self._problems.append(
-                Problem(
-                    line=self._lines.of_model(index, "id"),
-                    entry=entry.id,
-                    key="id",
-                    message=f"The entry of {earlier.id!r} has the same name, {entry.name!r}",
-                )
-            )
-            return
         self._name_of_id[entry.id] = entry.name
         self._models[entry.name] = WrittenModel(
-            id=entry.id, name=entry.name, settings=entry.settings, notes=entry.notes
+            id=entry.id,
+            name=entry.name,
+            settings=entry.settings,
+            notes=entry.notes,
+            line=self._lines.of_model(index),
         )
 
     def _ids_as_aliases(self) -> dict[str, str]:
@@ -109,14 +116,16 @@ class _Reader:
         return {id_: name for id_, name in self._name_of_id.items() if id_ != name}
 
     def _read_aliases(self) -> dict[str, str]:
-        table = self._raw.get("aliases", {})
-        if not isinstance(table, dict):
+        if not isinstance(self._raw.get("aliases", {}), dict):
             self._problems.append(Problem(key="aliases", message="This is a table of names"))
-            return {}
-        return {name: self._target(name, target) for name, target in table.items()}
+        found = {name: self._target(name, target) for name, target in self._alias_targets.items()}
+        return {name: target for name, target in found.items() if target is not None}
 
-    def _target(self, name: str, target: Any) -> str:
+    def _target(self, name: str, target: Any) -> str | None:
+        """``None``: the alias is refused, or its model is, or it is the model's name here."""
         resolved = self._name_of_id.get(str(target), str(target))
+        if resolved in self._refused or (name == resolved and name not in self._name_of_id):
+            return None
         try:
             check_alias_name(name)
             if not isinstance(target, str):
@@ -131,4 +140,5 @@ class _Reader:
                     line=self._lines.of_alias(name), entry="[aliases]", key=name, message=str(error)
                 )
             )
+            return None
         return resolved

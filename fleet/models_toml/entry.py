@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +17,13 @@ from fleet.models_toml.keys import (
     flattened,
     from_toml,
 )
+from fleet.models_toml.names import free_name
+from fleet.models_toml.quant import KNOWN, names_a_file, while_loading
 
 OUR_HARNESS = "helexa"
 DEFAULT_SCHEME = "huggingface"
-WHILE_LOADING = (
-    (re.compile(r"q4.*", re.IGNORECASE), {"quantization": "q4"}),
-    (re.compile(r"q8.*", re.IGNORECASE), {"quantization": "q8"}),
-    (re.compile(r"bf16", re.IGNORECASE), {"dtype": "bfloat16"}),
-    (re.compile(r"f16", re.IGNORECASE), {"dtype": "float16"}),
-    (re.compile(r"f32", re.IGNORECASE), {"dtype": "float32"}),
-)
-"""In the original ``quant`` names a GGUF file, but of a model that spans cards it says what becomes
-of its weights while they load."""
+ZERO_IS_OPEN = ("vram_mb", "min_device_vram_mb", "min_devices")
+"""Keys of which the original takes 0 for what is not given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +50,25 @@ class EntryError(ValueError):
         self.problems = problems
 
 
-def read_entry(raw: dict[str, Any]) -> ReadEntry:
-    """Raises ``EntryError``."""
+def read_entry(
+    raw: dict[str, Any], models: Mapping[str, str], aliases: Mapping[str, Any]
+) -> ReadEntry:
+    """``models`` are names of earlier entries, ``aliases`` the file's, each with its id. Raises
+    ``EntryError``."""
     flat = flattened(raw)
-    reading = _Reading(flat)
-    reading.read_name()
+    reading = _Reading({key: value for key, value in flat.items() if not _is_open(key, value)})
+    reading.read_name(models, aliases)
     reading.refuse_unknown_keys()
     reading.read_settings()
+    reading.read_ranks()
     reading.read_source()
     reading.read_quant()
     reading.note_what_is_not_honoured()
     return reading.result()
+
+
+def _is_open(key: str, value: Any) -> bool:
+    return key in ZERO_IS_OPEN and type(value) is int and value == 0
 
 
 class _Reading:
@@ -77,12 +80,16 @@ class _Reading:
         self._notes: list[Note] = []
         self._problems: list[tuple[str, str]] = []
 
-    def read_name(self) -> None:
+    def read_name(self, models: Mapping[str, str], aliases: Mapping[str, Any]) -> None:
         given = self._flat.get("id")
         if not isinstance(given, str) or not given:
             self._problems.append(("id", "Each model has an id"))
             return
-        self._id, self._name = given, name_of_id(given)
+        self._id, self._name = given, free_name(given, models, aliases)
+        if self._name in models:
+            message = f"The entry of {models[self._name]!r} has the same name, {self._name!r}"
+            self._problems.append(("id", message))
+            return
         try:
             check_name(self._name)
             if self._name != given:
@@ -110,6 +117,13 @@ class _Reading:
             self._values.setdefault("input_price_micro_usd", 0)
             self._values.setdefault("output_price_micro_usd", 0)
 
+    def read_ranks(self) -> None:
+        """The original shares a model by as many ranks as it has cards."""
+        number = self._values.get("min_devices", 1)
+        if isinstance(number, int) and number > 1 and "tensor_parallel" not in self._values:
+            self._values["tensor_parallel"] = number
+            self._note("min_devices", f"as many ranks share it: tensor_parallel = {number}")
+
     def read_source(self) -> None:
         """A whole source of ours, or the original's: the name of a scheme, of which the id is the
         rest."""
@@ -126,27 +140,33 @@ class _Reading:
 
     def read_quant(self) -> None:
         quant = self._flat.get("quant")
-        if quant is None:
+        if quant is None or quant == "":
             return
         if not isinstance(quant, str):
             self._problems.append(("quant", f"{quant!r} is not text"))
         elif "file" in self._flat:
             self._problems.append(("quant", "file says the same: one of them is enough"))
-        elif self._values.get("min_devices", 1) == 1 or "quantization" in self._flat:
+        elif "quantization" in self._flat or names_a_file(
+            quant, self._values["source"], self._num_ranks
+        ):
             self._values["file"] = quant
         else:
             self._quantise_while_loading(quant)
 
+    @property
+    def _num_ranks(self) -> int:
+        number = self._values.get("tensor_parallel", 1)
+        return number if isinstance(number, int) else 1
+
     def _quantise_while_loading(self, quant: str) -> None:
-        for pattern, values in WHILE_LOADING:
-            if pattern.fullmatch(quant):
-                self._values |= values
-                words = " and ".join(f"{name} = {value}" for name, value in values.items())
-                self._note("quant", f"{quant} of a model that spans cards is {words} here")
-                return
-        self._problems.append(
-            ("quant", f"{quant!r} is none that weights are brought to while they load: q4, q8")
-        )
+        values = while_loading(quant)
+        if values is None:
+            message = f"{quant!r} is none that weights are brought to while they load: {KNOWN}"
+            self._problems.append(("quant", message))
+            return
+        self._values |= values
+        words = " and ".join(f"{name} = {value}" for name, value in values.items())
+        self._note("quant", f"{quant} of dense weights is {words} here")
 
     def note_what_is_not_honoured(self) -> None:
         harness = self._flat.get("harness", OUR_HARNESS)
@@ -187,9 +207,3 @@ class _Reading:
 
     def _note(self, key: str, message: str) -> None:
         self._notes.append(Note(key=key, message=message))
-
-
-def name_of_id(given: str) -> str:
-    """``Qwen/Qwen3.6-27B`` is ``qwen3.6-27b``: our names are slugs."""
-    last = given.rpartition("/")[2].lower()
-    return re.sub(r"[^a-z0-9]*[^a-z0-9._-][^a-z0-9]*|[._-]{2,}", "-", last).strip("._-")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fleet.catalogue import SETTINGS, CatalogueSettings
 from fleet.models_toml.entry import OUR_HARNESS
 from fleet.models_toml.keys import KEY_OF_SETTING, TABLES, to_toml, toml_value
-from fleet.models_toml.plan import CatalogueState
+from fleet.models_toml.state import CatalogueState
 
 HEAD = "# The catalogue. What an entry leaves out has its default.\n"
 

@@ -8,20 +8,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fleet.catalogue import SETTINGS, CatalogueSettings
+from fleet.models_toml.contradictions import find_contradictions
 from fleet.models_toml.document import Document, WrittenModel
 from fleet.models_toml.keys import KEY_OF_SETTING, to_toml
-from fleet.models_toml.problems import ModelsTomlError, Problem
+from fleet.models_toml.problems import Problem
+from fleet.models_toml.state import CatalogueState
 
 Action = Literal["add", "change", "remove"]
 SIGNS: dict[Action, str] = {"add": "+", "change": "~", "remove": "-"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueState:
-    """Every model, offered or not, and every alias with the name of its model."""
-
-    models: Mapping[str, CatalogueSettings]
-    aliases: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +57,10 @@ class Plan:
     aliases: tuple[AliasChange, ...]
     notes: tuple[EntryNote, ...]
     """What the file says that is not honoured, or not as the original honoured it."""
+    unchanged: tuple[str, ...]
+    """Models of the file that are in the catalogue as it says."""
+    problems: tuple[Problem, ...]
+    """Why entries are refused. While there are any, nothing is imported."""
     left_alone: tuple[str, ...]
     """Models and aliases that the file does not name."""
     wanted: Mapping[str, CatalogueSettings]
@@ -78,33 +76,43 @@ class Plan:
         return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()[:16]
 
     def lines(self) -> Iterator[str]:
-        """For people: one change or note a line."""
+        """For people: one change, note or problem a line, and what stays as it is."""
         for model in self.models:
             yield f"{SIGNS[model.action]} model {model.name}"
             for change in model.settings:
                 earlier = f"{change.before} -> " if model.action == "change" else ""
                 yield f"    {change.key} = {earlier}{change.after}"
+        for name in self.unchanged:
+            yield f"= model {name}"
         for alias in self.aliases:
             yield f"{SIGNS[alias.action]} alias {alias.name} = {alias.model}"
         for note in self.notes:
             yield f"! {note.entry}, {note.key}: {note.message}"
+        for problem in self.problems:
+            yield f"x {problem}"
         if self.left_alone:
             yield f"  not in the file, left alone: {', '.join(self.left_alone)}"
 
 
 def plan_import(document: Document, state: CatalogueState, *, prune: bool) -> Plan:
-    """``prune``: what the file does not name is removed. Raises ``ModelsTomlError`` where the
-    file and what stays beside it contradict each other."""
-    written = {model.name: model for model in document.models}
-    unnamed_models = sorted(state.models.keys() - written.keys())
-    unnamed_aliases = sorted(state.aliases.keys() - document.aliases.keys())
-    kept_models = set() if prune else set(unnamed_models)
-    _refuse_contradictions(document, state, kept_models, set() if prune else set(unnamed_aliases))
-    models = [change for model in document.models if (change := _model_change(model, state))]
+    """``prune``: what the file does not name is removed. What of the file and what stays beside it
+    contradict each other is refused."""
+    named = {model.name for model in document.models} | document.refused
+    unnamed_models = sorted(state.models.keys() - named)
+    unnamed_aliases = sorted(state.aliases.keys() - document.aliases.keys() - document.refused)
+    contradictions = find_contradictions(
+        document,
+        state,
+        kept_models=set() if prune else set(unnamed_models),
+        kept_aliases=set() if prune else set(unnamed_aliases),
+    )
+    written = [model for model in document.models if model.name not in contradictions.models]
+    models = [change for model in written if (change := _model_change(model, state))]
+    changed = {change.name for change in models}
     aliases = [
         AliasChange(action="change" if alias in state.aliases else "add", name=alias, model=target)
         for alias, target in document.aliases.items()
-        if state.aliases.get(alias) != target
+        if state.aliases.get(alias) != target and alias not in contradictions.aliases
     ]
     if prune:
         models += [ModelChange(action="remove", name=name) for name in unnamed_models]
@@ -117,11 +125,13 @@ def plan_import(document: Document, state: CatalogueState, *, prune: bool) -> Pl
         aliases=tuple(aliases),
         notes=tuple(
             EntryNote(entry=model.id, key=note.key, message=note.message)
-            for model in document.models
+            for model in written
             for note in model.notes
         ),
+        unchanged=tuple(model.name for model in written if model.name not in changed),
+        problems=(*document.problems, *contradictions.problems),
         left_alone=() if prune else (*unnamed_models, *unnamed_aliases),
-        wanted={model.name: model.settings for model in document.models},
+        wanted={model.name: model.settings for model in written},
     )
 
 
@@ -149,38 +159,3 @@ def _setting_changes(
         for name in SETTINGS
         if getattr(before, name) != getattr(after, name)
     )
-
-
-def _refuse_contradictions(
-    document: Document, state: CatalogueState, kept_models: set[str], kept_aliases: set[str]
-) -> None:
-    names = {model.name for model in document.models}
-    problems = [
-        Problem(entry="[aliases]", key=alias, message=f"There is no model {target!r}")
-        for alias, target in document.aliases.items()
-        if target not in names | kept_models
-    ]
-    problems += [
-        Problem(entry="[aliases]", key=alias, message="A model of the catalogue has that name")
-        for alias in document.aliases
-        if alias in kept_models
-    ]
-    problems += [
-        Problem(
-            entry=name,
-            key="id",
-            message=f"That is an alias of {state.aliases[name]} now, and the file leaves it alone",
-        )
-        for name in sorted(names & kept_aliases)
-    ]
-    problems += [
-        Problem(
-            entry=model.name,
-            key=KEY_OF_SETTING["base"],
-            message=f"There is no model {model.settings.base!r}",
-        )
-        for model in document.models
-        if model.settings.base not in {None} | names | kept_models
-    ]
-    if problems:
-        raise ModelsTomlError(problems)

@@ -13,6 +13,7 @@ from fleet.errors import CatalogueChangedError
 from fleet.models import Alias, CatalogueModel
 from fleet.models_toml import Document, Plan, plan_import
 from fleet.models_toml.plan import ModelChange
+from fleet.models_toml.problems import ModelsTomlError
 from fleet.services.catalogue import (
     alias_create,
     alias_delete,
@@ -37,6 +38,8 @@ def catalogue_import(
         plan = plan_import(document, selectors.catalogue_state(), prune=prune)
         if seen not in (None, plan.digest):
             raise CatalogueChangedError("The catalogue has changed meanwhile: look again")
+        if plan.problems:
+            raise ModelsTomlError(list(plan.problems))
         _apply(actor, plan)
     return plan
 

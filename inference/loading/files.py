@@ -47,6 +47,8 @@ SENTENCE_CONFIG, TOKENIZER = "sentence_bert_config.json", "tokenizer.json"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 SAFETENSORS_NAME = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
+MIN_PART = 4
+"""A shorter part of a name says nothing."""
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 _QUANT = re.compile(r"(?:^|[.\-_/])((?:I?Q\d[A-Z0-9_]*)|BF16|F16|FP16|F32)$")
 
@@ -138,7 +140,7 @@ def _named(wanted: str, dense: tuple[str, ...], variants: Sequence[GGUFVariant])
     for variant in variants:
         if wanted in variant.names or wanted == variant.stem:
             return variant.names
-    matches = [v for v in variants if v.quant is not None and v.quant == wanted.upper()]
+    matches = _of_quant(wanted, variants)
     if len(matches) == 1:
         return matches[0].names
     if matches:
@@ -146,6 +148,17 @@ def _named(wanted: str, dense: tuple[str, ...], variants: Sequence[GGUFVariant])
         names = ", ".join(choices)
         raise QuantizationNotFoundError(f"{wanted!r} is ambiguous; name one of {names}", choices)
     raise _not_found(wanted, dense, variants)
+
+
+def _of_quant(wanted: str, variants: Sequence[GGUFVariant]) -> list[GGUFVariant]:
+    """By the quant's name, also as ``q4k``, which is Q4_K_M, as llama.cpp reads Q4_K; else by a
+    part of the file's name, as the original did."""
+    squeezed = wanted.upper().replace("_", "")
+    for name in (squeezed, f"{squeezed}M"):
+        found = [v for v in variants if v.quant and v.quant.replace("_", "") == name]
+        if found:
+            return found
+    return [v for v in variants if len(squeezed) >= MIN_PART and wanted.upper() in v.stem.upper()]
 
 
 def _not_found(

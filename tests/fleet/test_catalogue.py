@@ -186,6 +186,7 @@ def test_the_digest_is_that_of_the_spec_which_the_neuron_reads() -> None:
         ("max_context_tokens", 2**31, "is more than"),
         ("kv_memory_bytes", 2**63, "is more than"),
         ("min_devices", None, "is needed"),
+        ("min_devices", 2, "set tensor_parallel to 2, not 1"),
         ("residency_priority", -1, "less than 0"),
         ("max_replicas", 0, "less than 1"),
         ("max_replicas", 1, "At most 1 and at least 2"),

@@ -119,7 +119,9 @@ def test_a_model_is_chosen_of_what_a_repository_holds(told: Told, beat, monkeypa
     assert "tiny-q4_k_m is offered" in told("models", "add", "huggingface:org/tiny-gguf")
     assert "Q8_0" in told.err
     assert CatalogueModel.objects.get(name="tiny-q4_k_m").vram_mb == 4197
-    assert "dense is offered" in told("models", "add", "huggingface:org/dense")
+    assert "dense is offered" in told("models", "add", "org/dense")
+    told("models", "add", "again", "org/dense")
+    assert CatalogueModel.objects.get(name="again").source == "huggingface:org/dense"
 
 
 @pytest.mark.usefixtures("hub")

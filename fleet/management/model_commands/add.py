@@ -9,7 +9,7 @@ from django.core.management.base import CommandError
 
 from fleet.catalogue import SETTINGS
 from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames
-from fleet.management.model_commands.hub import SCHEME, chosen_of_repository
+from fleet.management.model_commands.hub import SCHEME, chosen_of_repository, whole_source
 from fleet.management.subcommands import Run
 
 
@@ -21,7 +21,8 @@ class Add:
         parser.add_argument(
             "name",
             metavar="MODEL",
-            help="what clients ask for; or only huggingface:org/name, to choose of what it holds",
+            help="what clients ask for; or only org/name of Hugging Face, to choose of what it "
+            "holds",
         )
         parser.add_argument(
             "source", nargs="?", metavar="SOURCE", help="as huggingface:Qwen/Qwen3-0.6B"
@@ -60,9 +61,10 @@ class Add:
         }
         name, source = run.options["name"], run.options["source"]
         if source is not None:
-            return {"name": name, "source": source, **given}
+            return {"name": name, "source": whole_source(source), **given}
+        name = whole_source(name)
         if not name.startswith(SCHEME):
-            raise CommandError(f"name its source too, or only {SCHEME}org/name to choose from")
+            raise CommandError("name its source too, or only org/name to choose from")
         if "base" in given:
             raise CommandError("an adapter is given a name too: models add MODEL SOURCE --base …")
         chosen, settings = chosen_of_repository(run, name)

@@ -35,6 +35,13 @@ class Search:
         run.show(found, table_text(FOUND, rows) if rows else f"Nothing is called {words}.")
 
 
+def whole_source(given: str) -> str:
+    """``org/name`` is a repository of Hugging Face, as in the original."""
+    owner, slash, name = given.partition("/")
+    is_repository = owner and slash and name and "/" not in name and ":" not in given
+    return f"{SCHEME}{given}" if is_repository else given
+
+
 def chosen_of_repository(run: Run, source: str) -> tuple[str, dict[str, Any]]:
     """The name and the settings of the model that ``--file`` names, or that somebody chooses at
     the terminal. Raises ``CommandError``, with what there is to choose."""

@@ -10,6 +10,8 @@ from django.core.management.base import CommandError
 
 from fleet.management.subcommands import Run
 
+NOTHING = "Nothing to change."
+
 
 class Import:
     name = "import"
@@ -27,10 +29,12 @@ class Import:
             "prune": run.options["prune"],
         }
         plan = run.backend.ask("POST", "models.toml", body)
-        text = "\n".join(plan["lines"]) or "Nothing to change."
-        if plan["changes"] and not run.options["apply"]:
+        text = "\n".join(plan["lines"] if plan["changes"] or plan["problems"] else [NOTHING])
+        if plan["changes"] and not run.options["apply"] and not plan["problems"]:
             text += "\nNothing is changed yet: --apply does it."
         run.show(plan, text)
+        if plan["problems"]:
+            raise CommandError("What is marked with x is refused, and nothing is imported with it")
 
 
 class Export:

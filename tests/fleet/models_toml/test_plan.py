@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from fleet.catalogue import CatalogueSettings
 from fleet.models_toml import CatalogueState, plan_import, read_document, write_document
-from fleet.models_toml.problems import ModelsTomlError
 
 TINY = CatalogueSettings(source="pypi:tiny", max_context_tokens=512)
 STATE = CatalogueState(models={"other": TINY, "tiny": TINY}, aliases={"nick": "tiny"})
@@ -47,6 +46,7 @@ def test_a_diff_reads_as_the_file_does() -> None:
 def test_pruning_removes_what_the_file_does_not_name() -> None:
     assert lines('[[models]]\nid="tiny"\nsource="pypi:tiny"\nlimit.context=512', prune=True) == [
         "- model other",
+        "= model tiny",
         "- alias nick = tiny",
     ]
 
@@ -66,8 +66,10 @@ def test_aliases_are_added_and_changed() -> None:
     ],
 )
 def test_what_contradicts_the_catalogue_is_refused(text: str, prune: bool, message: str) -> None:
-    with pytest.raises(ModelsTomlError, match=message):
-        lines(text, prune=prune)
+    plan = plan_import(read_document(text), STATE, prune=prune)
+    (problem,) = plan.problems
+    assert message in str(problem) and problem.line == 2 - text.startswith("[[models]]")
+    assert f"x {problem}" in list(plan.lines())
 
 
 def test_pruned_names_are_free() -> None:

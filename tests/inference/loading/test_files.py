@@ -26,6 +26,22 @@ def test_a_quant_is_found_by_its_name_or_its_file(wanted: str) -> None:
     assert choose_weights(QUANTS, wanted, GB) == ("tiny-Q8_0.gguf",)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("q4k", "tiny-Q4_K_M.gguf"),
+        ("Q4_K", "tiny-Q4_K_M.gguf"),
+        ("q80", "tiny-Q8_0.gguf"),
+        ("q6k", "tiny-UD-Q6_K.gguf"),
+        ("ud-q6", "tiny-UD-Q6_K.gguf"),
+        ("UD-Q5_K_XL", "tiny-UD-Q5_K_XL.gguf"),
+    ],
+)
+def test_a_quant_is_found_by_the_originals_names(wanted: str, found: str) -> None:
+    more = {"tiny-UD-Q6_K.gguf": GB, "tiny-UD-Q5_K_XL.gguf": GB, "tiny-Q4_K_S.gguf": GB}
+    assert choose_weights(QUANTS | more, wanted, GB) == (found,)
+
+
 def test_the_largest_that_fits_is_the_default() -> None:
     assert choose_weights(QUANTS, None, 10 * GB) == ("tiny-Q8_0.gguf",)
     assert choose_weights(QUANTS, None, 100 * GB) == ("tiny.f16.gguf",)
