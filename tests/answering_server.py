@@ -21,6 +21,10 @@ def answering(bodies: dict[str, bytes], instance: str | None) -> Iterator[int]:
             self.end_headers()
             self.wfile.write(bodies[self.path])
 
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length", "0")))
+            self.do_GET()
+
         def log_message(self, format: str, *args: Any) -> None:
             pass
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from enum import Enum
 
 import django
 from django.core.exceptions import ImproperlyConfigured
@@ -11,6 +10,7 @@ from django.core.management import call_command
 from django.db import DatabaseError, connection, connections
 from django.db.migrations.executor import MigrationExecutor
 
+from fleet.catalogue import CatalogueEntry
 from helexa_site.bootstrap.arguments import default_neuron_name
 from helexa_site.bootstrap.console import say
 from helexa_site.bootstrap.errors import BootstrapError
@@ -96,27 +96,13 @@ def has_keys() -> bool:
         connections.close_all()
 
 
-class DefaultModel(Enum):
-    """What an operator has made of it."""
-
-    KEPT_LOADED = "kept loaded"
-    """The control loads it by itself."""
-    ON_REQUEST = "on request"
-    """Unpinned."""
-    NOT_OFFERED = "not offered"
-    """Disabled or deleted."""
-
-
-def default_model_now() -> DefaultModel:
-    """Raises ``BootstrapError``."""
+def default_model_entry() -> CatalogueEntry | None:
+    """``None``: an operator has disabled or deleted it. Raises ``BootstrapError``."""
     from fleet import selectors  # models import only after django.setup()
     from fleet.services.catalogue import DEFAULT_MODEL_NAME
 
     try:
-        entry = selectors.catalogue_find(DEFAULT_MODEL_NAME)
-        if entry is None:
-            return DefaultModel.NOT_OFFERED
-        return DefaultModel.KEPT_LOADED if entry.is_kept_loaded else DefaultModel.ON_REQUEST
+        return selectors.catalogue_find(DEFAULT_MODEL_NAME)
     except DatabaseError as error:
         raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
     finally:

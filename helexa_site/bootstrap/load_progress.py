@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fleet.snapshot import ReplicaView
 from helexa_site.bootstrap.console import say
-from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
+from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadProgress
 
 SHOWN_TENTHS = 10
@@ -20,7 +21,7 @@ class LoadProgressView:
         self._shown = ""
         self.is_ready = False
 
-    def update(self, replicas: Sequence[ReplicaState]) -> None:
+    def update(self, replicas: Sequence[ReplicaView]) -> None:
         self.is_ready = any(replica.status is ReplicaStatus.READY for replica in replicas)
         for replica in replicas:
             line = replica_line(replica)
@@ -29,7 +30,7 @@ class LoadProgressView:
                 say("model", f"{self._model}: {line}")
 
 
-def replica_line(replica: ReplicaState) -> str:
+def replica_line(replica: ReplicaView) -> str:
     if replica.status is ReplicaStatus.FAILED and replica.failure is not None:
         return (
             f"cannot be loaded: {replica.failure.message} "

@@ -1,6 +1,6 @@
 """When is it ready? When it answers, over HTTP, as a client would see it.
 
-Reads heartbeats only to show how the load is going.
+Reads the fleet only to show how the load is going, and where it cannot begin.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import redis
 
+from fleet import live
+from fleet.catalogue import CatalogueEntry
+from fleet.errors import SnapshotUnavailableError
+from fleet.placement import Reject, place
+from fleet.snapshot import FleetSnapshot
 from helexa_site.bootstrap.console import say
 from helexa_site.bootstrap.load_progress import LoadProgressView
 from helexa_site.instance import INSTANCE_HEADER, instance_id
-from inference.protocol.heartbeat import ReplicaState, decode_heartbeat
-from inference.protocol.keys import NEURONS, heartbeat_key
 from inference.settings.gateway import API_KEY, SERVE_KEY
 
 POLL_INTERVAL_S = 0.1
@@ -30,6 +33,9 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"
 NOT_YET = (OSError, ValueError, KeyError)
 """What an endpoint that is not there yet may make of a request."""
+HOSTS_JOIN_S = 20.0
+"""How long the default model's host may be away before the start goes on without it."""
+WAITS_FOR_A_HOST = ("model_recovering", "no_neuron")
 
 EnsureWanted = Callable[[], None]
 """Raises when nobody waits for it any more."""
@@ -51,33 +57,45 @@ def wait_for_gateway(
     _poll(is_up, ensure_wanted, "gateway", complaint)
 
 
-def wait_for_answer(url: str, redis_url: str, ensure_wanted: EnsureWanted) -> None:
-    """Return once the default model answers a question; show how its load goes meanwhile.
+def wait_for_answer(url: str, entry: CatalogueEntry, ensure_wanted: EnsureWanted) -> None:
+    """Return once the default model answers a question, or is known to have to wait for a host that
+    is away; show how its load goes meanwhile. ``entry`` is the model's.
 
     A load that fails is said; the wait goes on, because the operator can mend and retry it.
     """
-    view = LoadProgressView(DEFAULT_MODEL)
-    with redis.Redis.from_url(redis_url, socket_timeout=5.0) as client:
+    view = LoadProgressView(entry.name)
+    absence = HostAbsence(entry)
 
-        def answers() -> bool:
-            view.update(replica_states(client, DEFAULT_MODEL))
-            return view.is_ready and bool(_ask(url))
+    def is_settled() -> bool:
+        snapshot = live.read_snapshot_sync(live.redis_client())
+        view.update(snapshot.replicas_of(entry.name))
+        if view.is_ready:
+            return bool(_ask(url))
+        return absence.is_lasting(snapshot, time.monotonic())
 
-        _poll(answers, ensure_wanted, "model", "no answer yet")
-    say("model", f"{DEFAULT_MODEL} answers")
+    _poll(is_settled, ensure_wanted, "model", "no answer yet")
+    say("model", absence.reason if not view.is_ready else f"{entry.name} answers")
 
 
-def replica_states(client: redis.Redis, model: str) -> list[ReplicaState]:
-    """Every neuron's replica of ``model``, as its last heartbeat has it."""
-    names = [name.decode() for name in cast(list[bytes], client.zrange(NEURONS, 0, -1))]
-    payloads = client.mget([heartbeat_key(name) for name in names]) if names else []
-    return [
-        replica
-        for payload in payloads
-        if payload is not None
-        for replica in decode_heartbeat(payload).replicas
-        if replica.model == model
-    ]
+class HostAbsence:
+    """Whether a model waits for a host that is away, and for how long it has. Hosts join again a
+    few seconds after this machine's Redis has started."""
+
+    def __init__(self, entry: CatalogueEntry) -> None:
+        self._entry = entry
+        self._since_s: float | None = None
+        self.reason = ""
+        """Why nothing loads it now, in words."""
+
+    def is_lasting(self, snapshot: FleetSnapshot, now_s: float) -> bool:
+        decision = place(self._entry, snapshot)
+        if not isinstance(decision, Reject) or decision.code not in WAITS_FOR_A_HOST:
+            self._since_s = None
+            return False
+        self.reason = decision.message
+        if self._since_s is None:
+            self._since_s = now_s
+        return now_s - self._since_s >= HOSTS_JOIN_S
 
 
 def curl_line(url: str) -> str:
@@ -146,7 +164,7 @@ def _poll(
         done, reason = False, ""
         try:
             done = is_done()
-        except (*NOT_YET, redis.RedisError) as error:
+        except (*NOT_YET, redis.RedisError, SnapshotUnavailableError) as error:
             reason = str(error)
         ensure_wanted()
         if done:

@@ -71,7 +71,7 @@ def start(
             url, data.path, supervisor.ensure_running, needs_neuron=options.with_neuron
         )
         if has_model := options.with_model and options.with_neuron:
-            has_model = wait_for_default_model(url, redis_url, supervisor.ensure_running)
+            has_model = wait_for_default_model(url, supervisor.ensure_running)
         say_line(f"ready: {shown_url}")
         if more_urls:
             say("gateway", f"also at {', '.join(more_urls)}")
@@ -99,19 +99,19 @@ def start(
         say("try", readiness.curl_line(shown_url))
 
 
-def wait_for_default_model(url: str, redis_url: str, ensure_wanted: EnsureWanted) -> bool:
+def wait_for_default_model(url: str, ensure_wanted: EnsureWanted) -> bool:
     """Until it answers, where anybody loads it before somebody asks for it. Returns whether it is
     offered at all."""
-    from helexa_site.bootstrap.database import DefaultModel, default_model_now
+    from helexa_site.bootstrap.database import default_model_entry
 
-    name, found = readiness.DEFAULT_MODEL, default_model_now()
-    if found is DefaultModel.KEPT_LOADED:
-        readiness.wait_for_answer(url, redis_url, ensure_wanted)
-    elif found is DefaultModel.ON_REQUEST:
-        say("model", f"{name} is not pinned: it is loaded when somebody asks")
-    else:
+    name, entry = readiness.DEFAULT_MODEL, default_model_entry()
+    if entry is None:
         say("model", f"{name} is not offered: it was disabled or deleted in the catalogue")
-    return found is not DefaultModel.NOT_OFFERED
+    elif entry.is_kept_loaded:
+        readiness.wait_for_answer(url, entry, ensure_wanted)
+    else:
+        say("model", f"{name} is not pinned: it is loaded when somebody asks")
+    return entry is not None
 
 
 def _ensure_secret_key(config: Config) -> None:

@@ -7,9 +7,11 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fleet.snapshot import ReplicaView
 from helexa_site.bootstrap.arguments import (
     ServeOptions,
     base_url,
@@ -27,7 +29,7 @@ from helexa_site.bootstrap.sharing import Share
 from helexa_site.config import read_config
 from helexa_site.databases import database_settings
 from helexa_site.program import Installation
-from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
+from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
 from inference.settings.setting import EXIT_MISCONFIGURED
 from inference.version import VERSION
@@ -204,8 +206,8 @@ def test_an_old_python_gets_a_sentence(tmp_path: Path) -> None:
     assert outcome.stderr.startswith("helexa needs Python 3.11 or newer; this is 3.9")
 
 
-def replica(status: ReplicaStatus, **fields: object) -> ReplicaState:
-    return ReplicaState(model="m", job_id="1", status=status, since_unix_s=0.0, **fields)  # type: ignore[arg-type]
+def replica(status: ReplicaStatus, **fields: Any) -> ReplicaView:
+    return ReplicaView(neuron="n", model="m", job_id="1", status=status, status_age_s=0.0, **fields)
 
 
 def test_progress_is_said_in_tenths(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,15 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
-from fleet import selectors, services
+from fleet import live, selectors, services
+from fleet.wishes import KnownDevice, KnownHost, Wish, Wishes, encode_wishes
 from helexa_site.bootstrap import readiness
 from helexa_site.bootstrap.database import prepare_database
+from helexa_site.bootstrap.readiness import EnsureWanted
 from helexa_site.bootstrap.start import wait_for_default_model
 from helexa_site.bootstrap.supervisor import StoppingError
 from helexa_site.instance import instance_id
+from inference.protocol.heartbeat import encode_heartbeat
+from inference.protocol.keys import NEURON_WISHES, heartbeat_key
 from metering.actor import COMMAND
 from tests.answering_server import answering
+from tests.fleet.conftest import heartbeat, replica
+from tests.fleet.ordered import ordered
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -35,7 +42,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def start() -> None:
-    wait_for_default_model("http://host", "redis://host", lambda: None)
+    wait_for_default_model("http://host", lambda: None)
 
 
 def test_the_default_model_is_waited_for_while_it_is_pinned(waits: list[str]) -> None:
@@ -86,3 +93,45 @@ def test_a_gateway_of_another_instance_is_not_waited_for(tmp_path: Path) -> None
     ours = instance_id(tmp_path)
     with answering(health, ours) as port:
         readiness.wait_for_gateway(f"http://127.0.0.1:{port}", tmp_path, lambda: None)
+
+
+ASKED = {"/v1/chat/completions": b'{"choices": [{"message": {"content": "Paris"}}]}'}
+
+
+def test_the_answer_of_an_invited_host_is_waited_for(
+    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An invited host may not write the list of neurons: the wishes name it."""
+    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
+    ready = replica(model=readiness.DEFAULT_MODEL)
+    services.neuron_expect(actor=COMMAND, neuron_name="invited")
+    beat = ordered(heartbeat("invited", replicas=[ready]))
+    redis_db.set(heartbeat_key("invited"), encode_heartbeat(beat))
+    entry = services.default_model_ensure(actor=COMMAND).entry()
+    with answering(ASKED, "ours") as port:
+        readiness.wait_for_answer(f"http://127.0.0.1:{port}", entry, never_again(100))
+    assert f"{entry.name} answers" in capsys.readouterr().out
+
+
+def test_a_host_that_stays_away_does_not_hold_up_the_start(
+    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
+    monkeypatch.setattr(readiness, "HOSTS_JOIN_S", 0.2)
+    host = KnownHost(devices=(KnownDevice(kind="cpu", total_memory_bytes=1 << 40),), away_s=70.0)
+    wishes = Wishes(by_neuron={"invited": Wish(host=host)})
+    redis_db.hset(NEURON_WISHES, mapping=encode_wishes(wishes))
+    entry = services.default_model_ensure(actor=COMMAND).entry()
+    readiness.wait_for_answer("http://127.0.0.1:1", entry, never_again(100))
+    assert "can only be loaded on invited, which has been away" in capsys.readouterr().out
+
+
+def never_again(num_times: int) -> EnsureWanted:
+    """Ends a wait that lasts longer than so many polls."""
+    left = iter(range(num_times))
+
+    def ensure_wanted() -> None:
+        if next(left, None) is None:
+            raise StoppingError
+
+    return ensure_wanted
