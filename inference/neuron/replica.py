@@ -55,7 +55,9 @@ class Replica:
         self._predecessor = predecessor
         self.load = Load(spec)
         """Its place in the queue of loads, and its claim on memory."""
-        self._record = ReplicaRecord(spec.model, recovering=recovering)
+        self._record = ReplicaRecord(
+            spec.model, recovering=recovering, last_used_unix_s=spec.last_used_unix_s
+        )
         self._run: EngineRun | None = None
         self._stall: LoadFailure | None = None
         """Its load made no progress, and is being ended."""
@@ -94,9 +96,19 @@ class Replica:
         return self._record.has_failed_for_good
 
     @property
-    def should_survive(self) -> bool:
-        """Whether the neuron's next life loads it again: not after an unload or a refused load."""
-        return self._record.should_survive
+    def surviving_spec(self) -> LoadSpec | None:
+        """By which the neuron's next life loads it again; ``None`` after an unload or a refused
+        load. What left for it then must not leave once more."""
+        if not self._record.should_survive:
+            return None
+        last_used_unix_s = self._record.last_used_unix_s
+        return msgspec.structs.replace(self.spec, evict=[], last_used_unix_s=last_used_unix_s)
+
+    def keep_room(self) -> None:
+        """Keeps the memory that it needs before ``start``, as far as that is known. A refusal is
+        the start's to report."""
+        with contextlib.suppress(LoadRefusedError):
+            self._context.loads.accept(self.load)
 
     def state(self) -> ReplicaState:
         holding = self._context.loads.holding(self.load)

@@ -43,7 +43,9 @@ from inference.protocol.load import (
 
 
 class ReplicaRecord:
-    def __init__(self, model: str, *, recovering: bool) -> None:
+    def __init__(
+        self, model: str, *, recovering: bool, last_used_unix_s: float | None = None
+    ) -> None:
         self._model = model
         self._lock = threading.Lock()
         self._status = ReplicaStatus.RECOVERING if recovering else ReplicaStatus.LOADING
@@ -56,7 +58,7 @@ class ReplicaRecord:
         self._failure: LoadFailure | None = None
         self._sleep_refusal: SleepRefusal | None = None
         self._stats: EngineStats | None = None
-        self._last_used_unix_s: float | None = None
+        self._last_used_unix_s = last_used_unix_s
         self._asleep: AsleepBytes | None = None
         """What it holds, while it sleeps."""
         self._num_restarts = 0
@@ -72,6 +74,11 @@ class ReplicaRecord:
         with self._lock:
             has_failed = self._status is ReplicaStatus.FAILED
             return has_failed and self._failure is not None and self._failure.is_permanent
+
+    @property
+    def last_used_unix_s(self) -> float | None:
+        with self._lock:
+            return self._last_used_unix_s
 
     @property
     def should_survive(self) -> bool:

@@ -9,8 +9,6 @@ import threading
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-import msgspec
-
 from inference.neuron.load import Load
 from inference.neuron.replica import Replica
 from inference.neuron.replica_context import ReplicaContext
@@ -79,12 +77,9 @@ class Replicas:
                 del self._by_model[load.spec.model]
 
     def surviving_specs(self) -> list[LoadSpec]:
-        """What the next life loads again. What left for it then must not leave once more."""
-        return [
-            msgspec.structs.replace(replica.spec, evict=[])
-            for replica in self.all()
-            if replica.should_survive
-        ]
+        """What the next life loads again."""
+        specs = (replica.surviving_spec for replica in self.all())
+        return [spec for spec in specs if spec is not None]
 
     def weights_in_use(self) -> dict[str, list[Path]]:
         """Model -> its weight files in the cache of downloads."""

@@ -26,12 +26,13 @@ class Survivors:
         self._is_restored = False
 
     def restore(self) -> None:
-        """Once: loads what the last life had; a model asked for since then keeps its new spec.
-        Raises ``redis.RedisError``."""
+        """Once: loads what the last life had, what was used last first, so that it has room where
+        not all of it does. A model asked for since then keeps its new spec. Raises
+        ``redis.RedisError``."""
         if self._is_restored:
             return
         specs = self._specs.read()
-        ordered = [spec for spec in specs if spec.order]
+        ordered = sorted((spec for spec in specs if spec.order), key=_last_used_first)
         lethal = self._lethal(ordered)
         restored = self._replicas.restore(ordered, self._context, lethal)
         self._is_restored = True
@@ -41,6 +42,7 @@ class Survivors:
                 replica.refuse(LoadFailure(code="bad_file", message=LETHAL))
                 continue
             log.info("loading %s again: the last life of this neuron had it", replica.spec.model)
+            replica.keep_room()
             replica.start()
         if others := [spec.model for spec in specs if not spec.order]:
             log.warning("not loaded again, saved without an order: %s", ", ".join(others))
@@ -67,3 +69,7 @@ class Survivors:
             self.write()
         except redis.RedisError as error:
             log.warning("load specs are not saved yet: %s", error)  # the next heartbeat does
+
+
+def _last_used_first(spec: LoadSpec) -> tuple[float, str]:
+    return (-(spec.last_used_unix_s or 0.0), spec.model)

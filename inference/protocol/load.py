@@ -66,6 +66,8 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tensor_parallel: int = 1
     """How many ranks share the model, each with its part of every weight: on a card of its own
     each, or all on the host's CPUs."""
+    last_used_unix_s: float | None = None
+    """When an earlier instance of the neuron last used it: a restart loads by it."""
     evict: list[str] = []
     """Models that must leave the neuron first. They are unloaded only if they are idle still; else
     the load fails with ``lost_its_room``."""
@@ -131,6 +133,7 @@ NOT_IN_DIGEST = (
     "order",
     "devices",
     "evict",
+    "last_used_unix_s",
     "earlier_loads",
     "promised_bytes",
     "memory_limit_bytes",

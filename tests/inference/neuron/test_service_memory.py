@@ -218,3 +218,21 @@ def test_the_neuron_logs_why_a_load_was_refused(
     said = "\n".join(record.getMessage() for record in caplog.records)
     assert "not loaded (does_not_fit): needs 9 GB, 1 GB is free" in said
     assert "orphaned" not in said
+
+
+def test_a_restart_loads_what_was_used_last_first(
+    make_service: MakeService, fake_spec: MakeSpec, gateway: Any
+) -> None:
+    """Where not all of it has room any more."""
+    saved = [
+        needing(fake_spec(name), 15, devices=["cuda:0"], last_used_unix_s=last_used)
+        for name, last_used in (("a", None), ("b", 20.0), ("c", 30.0), ("d", 10.0))
+    ]
+    SpecStore(gateway.client, neuron="n1").write(saved)
+    make_service(discovery=Host(card(0, 20), host(100)))
+    assert gateway.wait_status("ready", "c").last_used_unix_s == 30.0
+    assert {gateway.replica(name).status for name in ("a", "b", "d")} == {"recovering"}
+    used = {
+        spec.model: spec.last_used_unix_s for spec in SpecStore(gateway.client, neuron="n1").read()
+    }
+    assert used == {"a": None, "b": 20.0, "c": 30.0, "d": 10.0}, "for the instance after this one"
