@@ -57,6 +57,8 @@ class Principal:
     key_limits: RateLimits = field(default_factory=RateLimits)
     account_limits: RateLimits = field(default_factory=RateLimits)
     expires_unix_s: float | None = None
+    is_self_test: bool = False
+    """``serve`` asks whether the model answers: neither billed nor counted."""
 
     def may_use(self, model: str) -> bool:
         """``model`` is the catalogue's name, not an alias."""
@@ -77,3 +79,7 @@ def anonymous_principal(
         budgets=budgets,
         account_limits=limits or RateLimits(),
     )
+
+
+SELF_TEST = Principal(account=SHARED_ACCOUNT, is_self_test=True)
+"""``serve`` itself, which asks the default model a question once it is loaded."""

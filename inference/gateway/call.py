@@ -58,6 +58,8 @@ class RequestOutcome:
     ended_unix_s: float
     was_cold: bool
     """Its model was loaded for it."""
+    is_self_test: bool = False
+    """``serve`` has asked it: it is logged, and nothing else."""
 
 
 class Call:
@@ -172,5 +174,6 @@ class Call:
                 time_to_first_token_s=None if first_s is None else first_s - self._started_s,
                 ended_unix_s=time.time(),
                 was_cold=self.was_cold,
+                is_self_test=principal is not None and principal.is_self_test,
             )
         )

@@ -53,6 +53,7 @@ Parsed = TypeVar("Parsed")
 JSON_TYPE = (b"content-type", b"application/json")
 AS_IT_IS = b"identity"
 """A body that is not compressed."""
+FIRST_ERROR = 400
 HEAD = "HEAD"
 """Answered as GET is, without the body (RFC 9110, 9.3.2)."""
 REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")
@@ -100,6 +101,8 @@ class ApiConsumer(AbortableConsumer):
     """What is answered at the same path beside ``method``."""
     scope_needed: ClassVar[Scope | None] = Scope.INFERENCE
     """``None``: anybody may ask."""
+    error_outcome: ClassVar[str] = FINISHED
+    """Of an answer that is no refusal and has an error's status."""
     endpoint: ClassVar[str] = ""
     """How logs, metrics and the ledger call it."""
 
@@ -319,7 +322,7 @@ class ApiConsumer(AbortableConsumer):
     async def _handle(self, body: bytes) -> None:
         try:
             await self.answer(body)
-            self.call.outcome = FINISHED
+            self.call.outcome = FINISHED if self.call.status < FIRST_ERROR else self.error_outcome
         except ApiError as error:
             self.call.outcome = error.code
             await self.refuse(error)

@@ -47,6 +47,10 @@ PING_TIMEOUT_S = 20.0
 """Without an answer the other end of a WebSocket is gone."""
 
 
+PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
+"""Twisted's own list ends before 429."""
+
+
 class StreamRequest(WebRequest):  # type: ignore[misc]
     """One HTTP request. Twisted calls it as the producer of its own response: paused while the
     socket's buffer is full."""
@@ -92,6 +96,9 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         if not self._becomes_a_socket():
             self.registerProducer(self, True)
         return super().process()
+
+    def setResponseCode(self, code: int, message: bytes | None = None) -> None:  # noqa: N802
+        super().setResponseCode(code, message or PHRASES.get(code))
 
     def _becomes_a_socket(self) -> bool:
         """As Daphne sees it."""

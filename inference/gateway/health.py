@@ -37,6 +37,7 @@ class Reason:
 class HealthConsumer(ApiConsumer):
     scope_needed = None
     endpoint = "/health"
+    error_outcome = "unhealthy"
 
     async def answer(self, body: bytes) -> None:
         reasons = []

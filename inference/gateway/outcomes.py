@@ -25,7 +25,7 @@ class Outcomes:
         self._listeners = (log, *listeners)
 
     def tell(self, outcome: RequestOutcome) -> None:
-        for listener in self._listeners:
+        for listener in (log,) if outcome.is_self_test else self._listeners:
             try:
                 listener(outcome)
             except Exception:

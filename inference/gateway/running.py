@@ -38,7 +38,7 @@ async def run_request(
     request, files = without_files(request, gateway.images.rules)
     entry = await gateway.catalogue.find(request.model)
     call.model = entry.name
-    call.is_billed = is_billed(request)
+    call.is_billed = is_billed(request) and not call.who.is_self_test
     call.prices = (entry.prices or FREE).less(call.discount_percent)
     base = entry if entry.base is None else await gateway.catalogue.find(entry.base)
     await permit(gateway, call, entry, base, request)

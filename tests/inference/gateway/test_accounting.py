@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
+from helexa_site.bootstrap.readiness import SELF_TEST_HEADER
 from inference.gateway.gateway import Gateway
 from inference.protocol.events import (
     Accepted,
@@ -22,7 +24,7 @@ from inference.protocol.events import (
 from inference.protocol.generation import Submit
 from metering.prices import Prices
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
+from tests.inference.gateway.conftest import ENTRY, OPERATOR, FakeCatalogue
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, counting, endless, paris
 from tests.inference.gateway.waiting import until
@@ -314,6 +316,30 @@ async def test_refusals_are_told_and_cost_nothing(
         assert f" {code} " in line
         assert "such" not in line and "\n" not in line
     assert ledger.settled == []
+
+
+async def test_the_self_test_of_serve_is_neither_billed_nor_counted(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    ledger: FakeLedger,
+    gateway: Gateway,
+    directory: FakeDirectory,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever the shared and the anonymous account may."""
+    caplog.set_level("INFO", logger="helexa.requests")
+    directory.budgets = (1,)
+    ledger.cap_tokens = 0
+    asked = {**OPERATOR, SELF_TEST_HEADER.lower(): "1"}
+    assert (await client.post(CHAT, BODY, headers=asked)).status == 200
+    submit = await neuron.submitted.get()
+    assert submit.receipt == b"", "nor after a gateway's death"
+    assert "status=200" in caplog.text
+    assert (ledger.settled, ledger.reserved) == ([], [])
+    assert b'status="200"' not in generate_latest(gateway.metrics.registry)
+    for headers in (OPERATOR, {**BEARER, SELF_TEST_HEADER.lower(): "1"}):
+        assert (await client.post(CHAT, BODY, headers=headers)).status == 200
+    assert [entry.account for entry in ledger.settled] == ["shared", "lab"]
 
 
 async def test_counting_tokens_is_free(

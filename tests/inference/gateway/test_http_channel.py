@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,26 @@ from twisted.internet.main import CONNECTION_LOST
 from twisted.internet.tcp import Connection as TcpConnection
 from twisted.web.http import Request
 
+from inference.gateway.daphne_server import StreamRequest
 from inference.gateway.http_channel import LINGER_S, StreamChannel, origin_target
 from inference.wire import anthropic_errors, openai_errors
 from inference.wire.errors import ApiError, RequestTooLargeError
+from inference.wire.failures import FAILURES
 
+EVERY_ERROR = [ApiError]
+for one in EVERY_ERROR:
+    EVERY_ERROR += one.__subclasses__()
+STATUSES = {200, 204, 206, *(one.status for one in EVERY_ERROR)}
+STATUSES |= {kind.status for kind in FAILURES.values()}
 LIMIT = StreamChannel.totalHeadersSize
 CHAT, MESSAGES = b"/v1/chat/completions", b"/v1/messages"
+
+
+@pytest.mark.parametrize("status", sorted(STATUSES))
+def test_every_status_has_its_phrase(status: int) -> None:
+    request = StreamRequest.__new__(StreamRequest)
+    request.setResponseCode(status)
+    assert request.code_message == HTTPStatus(status).phrase.encode()
 
 
 class Asked(Request):  # type: ignore[misc]

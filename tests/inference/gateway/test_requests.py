@@ -8,6 +8,7 @@ import json
 
 import pytest
 import redis.asyncio
+from prometheus_client import generate_latest
 
 from helexa_site.config import Config
 from inference.gateway.gateway import Gateway
@@ -204,6 +205,19 @@ async def test_unhealthy_without_a_neuron(client: AsgiClient) -> None:
     assert [reason["code"] for reason in answer.json["reasons"]] == ["neuron_away"]
     answer = await client.get("/health")
     assert (answer.status, answer.json) == (503, {"status": "unhealthy"})
+
+
+async def test_an_unhealthy_answer_has_not_finished_well(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    assert (await client.get("/health")).status == 200
+    await neuron.die()
+    async with asyncio.timeout(60):
+        while (await client.get("/health")).status == 200:
+            await asyncio.sleep(0.02)
+    text = generate_latest(gateway.metrics.registry).decode()
+    assert 'helexa_requests_ended_total{code="unhealthy",status="503"} 1.0' in text
+    assert 'code="finished",status="503"' not in text
 
 
 async def test_one_models_absence_takes_no_gateway_out_of_rotation(
