@@ -16,9 +16,11 @@ from inference.models.families.foreign_types import FOREIGN_TYPES
 from inference.models.families.hub_config import (
     Json,
     generation_facts,
+    optional_size,
     positive_integer,
     rope_parameters,
 )
+from inference.models.families.module_numbers import check_numbers
 from inference.models.families.nested import LEFT_OUT, hub_name
 
 NAMES = {
@@ -39,12 +41,13 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
     """Raises ``BadFileError``."""
     _check_layers(config)
     check_rope(config)
+    check_numbers(config)
     hidden_size, num_heads = _size(config, "hidden_size"), _size(config, "num_heads")
     return ModelConfig(
         architecture=str(config["model_type"]),
         vocab_size=positive_integer(config, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_find(config, "intermediate_size") or 4 * hidden_size,
+        intermediate_size=_intermediate_size(config, 4 * hidden_size),
         num_layers=_size(config, "num_layers"),
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(config, num_heads),
@@ -85,7 +88,7 @@ def _num_kv_heads(config: Json, num_heads: int) -> int:
     """With latent attention every head gets keys of its own."""
     if config.get("kv_lora_rank") or config.get("multi_query"):
         return 1 if config.get("multi_query") else num_heads
-    return int(config.get("num_key_value_heads") or num_heads)
+    return optional_size(config, "num_key_value_heads", num_heads)
 
 
 def _head_dim(config: Json, hidden_size: int, num_heads: int) -> int:
@@ -93,7 +96,7 @@ def _head_dim(config: Json, hidden_size: int, num_heads: int) -> int:
         return positive_integer(config, "qk_nope_head_dim") + positive_integer(
             config, "qk_rope_head_dim"
         )
-    return int(config.get("head_dim") or hidden_size // num_heads)
+    return optional_size(config, "head_dim", hidden_size // num_heads)
 
 
 def _size(config: Json, name: str) -> int:
@@ -102,8 +105,10 @@ def _size(config: Json, name: str) -> int:
     return positive_integer(config, found)
 
 
-def _find(config: Json, name: str) -> int | None:
-    return next((int(config[key]) for key in NAMES[name] if config.get(key)), None)
+def _intermediate_size(config: Json, default: int) -> int:
+    """Raises ``BadFileError``."""
+    found = next((key for key in NAMES["intermediate_size"] if config.get(key)), None)
+    return default if found is None else positive_integer(config, found)
 
 
 FOREIGN = Family(

@@ -13,7 +13,8 @@ from inference.models.config import ModelConfig
 from inference.models.families.family import Family
 from inference.models.families.foreign import NAMES, check_rope
 from inference.models.families.foreign_types import CACHED_TYPES, NESTED_TYPES
-from inference.models.families.hub_config import Json, generation_facts
+from inference.models.families.hub_config import Json, generation_facts, positive_integer
+from inference.models.families.module_numbers import check_numbers
 from inference.models.families.nested import LEFT_OUT, OUTER, hub_name
 
 
@@ -26,10 +27,11 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
     if config.get("is_encoder_decoder"):
         raise BadFileError("models with an encoder are not supported")
     check_rope(config)
+    check_numbers(config)
     num_heads = _size(config, "num_heads")
     return ModelConfig(
         architecture=architecture,
-        vocab_size=_size(config, "vocab_size"),
+        vocab_size=positive_integer(config, "vocab_size") if "vocab_size" in config else 1,
         hidden_size=_size(config, "hidden_size"),
         intermediate_size=_size(config, "intermediate_size"),
         num_layers=_size(config, "num_layers"),
@@ -55,8 +57,10 @@ def _text_config(config: Json) -> Json:
 
 
 def _size(config: Json, name: str) -> int:
-    found = (config.get(key) for key in NAMES[name])
-    return next((value for value in found if isinstance(value, int) and value > 0), 1)
+    """1 where config.json has none, or one for each layer. Raises ``BadFileError``."""
+    given = (key for key in NAMES[name] if not isinstance(config.get(key), list | None))
+    found = next((key for key in given if config[key] != 0), None)
+    return 1 if found is None else positive_integer(config, found)
 
 
 CACHED = Family(

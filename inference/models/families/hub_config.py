@@ -52,8 +52,8 @@ def generation_facts(config: Json, generation: Json) -> dict[str, Any]:
     """Fields of ``ModelConfig``: which tokens begin and end a text, and how to sample.
     Raises ``BadFileError``."""
     return {
-        "bos_token_id": _first_id(config.get("bos_token_id", generation.get("bos_token_id"))),
-        "eos_token_ids": _ids(generation.get("eos_token_id", config.get("eos_token_id"))),
+        "bos_token_id": next(iter(_ids("bos_token_id", config, generation)), None),
+        "eos_token_ids": _ids("eos_token_id", generation, config),
         "generation_defaults": generation_defaults(generation),
     }
 
@@ -218,7 +218,7 @@ def _longrope(rope: Json, max_positions: int) -> RopeScaling:
 def positive_integer(config: Json, key: str) -> int:
     """Raises ``BadFileError``."""
     value = config.get(key)
-    if not isinstance(value, int) or value <= 0:
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise BadFileError(f"config.json: {key} is {value!r}, not a positive whole number")
     return value
 
@@ -228,12 +228,12 @@ def optional_size(config: Json, key: str, default: int) -> int:
     return positive_integer(config, key) if config.get(key) else default
 
 
-def _ids(value: Any) -> tuple[int, ...]:
+def _ids(key: str, first: Json, second: Json) -> tuple[int, ...]:
+    """Those of ``first``, or of ``second`` where it has no such key. Raises ``BadFileError``."""
+    value = first.get(key, second.get(key))
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
-    return tuple(int(token_id) for token_id in ids)
-
-
-def _first_id(value: Any) -> int | None:
-    return next(iter(_ids(value)), None)
+    if any(not isinstance(one, int) or isinstance(one, bool) for one in ids):
+        raise BadFileError(f"{key} is {value!r}, which cannot be read as a token id, or several")
+    return tuple(ids)

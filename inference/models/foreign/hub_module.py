@@ -17,7 +17,8 @@ from inference.models.errors import (
 from inference.models.weights import WeightSource
 
 NUM_NAMED = 3
-"""Of tensors that a module has no place for."""
+"""Of tensors that a module has no place for, and of fields of a config that are odd."""
+MOST_VALUE_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,36 @@ def _with_floats(value: Any) -> Any:
     return value
 
 
+def odd_fields(config: ModelConfig) -> list[str]:
+    """In words: fields that are of another kind than transformers' own values, or below nought
+    where those are not. What transformers says of them often lacks their names."""
+    from transformers import CONFIG_MAPPING
+
+    usual = CONFIG_MAPPING[config.architecture]().to_dict()
+    given = dict(config.module_config or {})
+    odd = [(name, value) for name, value in given.items() if _is_odd(value, usual.get(name))]
+    rope = given.get("rope_parameters")
+    if isinstance(rope, dict):
+        odd += [
+            (f"rope_parameters.{name}", value)
+            for name, value in rope.items()
+            if name not in ("rope_type", "type") and _is_odd(value, 1.0)
+        ]
+    return [f"{name} is {repr(value)[:MOST_VALUE_CHARS]}" for name, value in odd]
+
+
+def _is_odd(value: Any, usual: Any) -> bool:
+    if usual is None:
+        return isinstance(value, str) or (_is_number(value) and value < 0)
+    if not _is_number(usual):
+        return isinstance(usual, str | int | list) and type(value) is not type(usual)
+    return not _is_number(value) or value < 0 <= usual
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def no_adapters(config: ModelConfig) -> UnsupportedAdapterError:
     return UnsupportedAdapterError(
         f"{config.architecture} is computed by transformers' own module, whose projections take no "
@@ -70,9 +101,10 @@ def without_weights(config: ModelConfig) -> Any:
             # In bfloat16: what multiplies experts all at once takes no other dtype there.
             return class_of(config)._from_config(hub_config(config), dtype=torch.bfloat16).eval()
     except Exception as error:
+        odd = ", ".join(odd_fields(config)[:NUM_NAMED])
         raise UnsupportedModuleError(
-            f"transformers builds no {config.architecture!r} of this config.json: "
-            f"{type(error).__name__}: {error}"
+            f"transformers builds no {config.architecture!r} of this config.json"
+            f"{f', where {odd}' if odd else ''}: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -1,0 +1,48 @@
+"""Numbers of a config.json that goes to transformers' own module as it is. transformers checks the
+types of what it declares; it takes NaN for a number, and some modules then answer with it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from inference.loading.errors import BadFileError
+from inference.models.families.hub_config import Json
+
+EPSILONS = ("eps", "epsilon")
+"""How the names end of what is added to a variance before its root is taken."""
+
+
+def check_numbers(config: Json, of: str = "") -> None:
+    """Infinity is allowed in lists: it is how a range without an end is written. Raises
+    ``BadFileError``."""
+    for key, value in config.items():
+        if isinstance(value, dict) and "__float__" not in value:
+            check_numbers(value, f"{of}{key}.")
+        elif problem := _problem(key, value):
+            raise BadFileError(f"config.json: {of}{key} is {value!r}, not {problem}")
+
+
+def _problem(key: str, value: Any) -> str | None:
+    listed = value if isinstance(value, list) else [value]
+    numbers = [number for one in listed if (number := _number(one)) is not None]
+    if any(math.isnan(number) for number in numbers):
+        return "a number"
+    if any(map(math.isinf, numbers)) and not isinstance(value, list):
+        return "a finite number"
+    if key.endswith(EPSILONS) and any(number < 0 for number in numbers):
+        return "a number from 0 up"
+    return None
+
+
+def _number(value: Any) -> float | None:
+    """Also as transformers writes numbers that JSON has no word for."""
+    match value:
+        case bool():
+            return None
+        case int() | float():
+            return float(value)
+        case {"__float__": str(word)}:
+            return float(word)
+    return None
