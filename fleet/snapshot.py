@@ -48,6 +48,8 @@ class ReplicaView:
     status_age_s: float
     """By the neuron's own clock, so hosts need not agree on the time."""
     num_restarts: int = 0
+    num_failed_loads: int = 0
+    """Loads of it that failed there in a row, the last one included."""
     in_flight: int = 0
     queue_depth: int = 0
     kv_blocks_used: int = 0
@@ -253,6 +255,7 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
         status=state.status,
         status_age_s=max(0.0, heartbeat.time_unix_s - state.since_unix_s),
         num_restarts=state.num_restarts,
+        num_failed_loads=state.num_failed_loads,
         progress=state.progress,
         report=state.report,
         capabilities=tuple(state.capabilities),

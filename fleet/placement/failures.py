@@ -11,10 +11,12 @@ from fleet.snapshot import ReplicaView
 from inference.protocol.heartbeat import ReplicaStatus
 
 FAILED_LOAD_BACKOFF_S = 30.0
-"""A load that failed on a neuron is not tried there again for this long."""
+"""A load that failed on a neuron is not tried there again for this long; after each further failure
+in a row for twice as long."""
+MAX_BACKOFF_S = 600.0
 UNFIT_BACKOFF_S = 5.0
-"""The same for a load that did not fit and said what it needs: by then that is recorded, and the
-next one goes where so much is free, or makes room."""
+"""The same for the first load that did not fit and said what it needs: by then that is recorded,
+and the next one goes where so much is free, or makes room."""
 DOES_NOT_FIT = "does_not_fit"
 LOST_ITS_ROOM = "lost_its_room"
 """What was to leave for it was in use after all: nothing is wrong, and it is placed again."""
@@ -70,7 +72,10 @@ def retry_in_s(failed: ReplicaView, *, is_unfit: bool = False) -> float:
     """How long until the load may be tried on that neuron again."""
     if failed.failure is not None and failed.failure.code == LOST_ITS_ROOM:
         return 0.0
-    backoff_s = UNFIT_BACKOFF_S if is_unfit else FAILED_LOAD_BACKOFF_S
+    num_before = max(0, failed.num_failed_loads - 1)
+    if is_unfit and num_before == 0:
+        return max(0.0, UNFIT_BACKOFF_S - failed.status_age_s)
+    backoff_s = min(MAX_BACKOFF_S, FAILED_LOAD_BACKOFF_S * 2.0 ** min(num_before, 10))
     return max(0.0, backoff_s - failed.status_age_s)
 
 
@@ -82,7 +87,8 @@ def _is_placed_by_its_need(entry: CatalogueEntry, failed: ReplicaView) -> bool:
         return False
     kind: DeviceKind = "cpu" if "cpu" in failed.devices else "cuda"
     known_bytes = entry.needed_memory_bytes(failed.neuron, kind)
-    return known_bytes is None or known_bytes >= failure.needed_bytes
+    needed_bytes = failure.needed_bytes * max(1, len(failed.devices))
+    return known_bytes is None or known_bytes >= needed_bytes
 
 
 def _is_local(failed: ReplicaView) -> bool:

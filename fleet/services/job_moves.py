@@ -101,7 +101,7 @@ def _need_learnt(job: LoadJob, state: ReplicaState, failure: LoadFailure) -> Non
         model=job.model,
         neuron=job.neuron,
         device=state.devices[0],
-        needed_bytes=failure.needed_bytes,
+        needed_bytes=failure.needed_bytes * len(state.devices),
     )
 
 

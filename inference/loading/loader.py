@@ -140,9 +140,10 @@ def open_model(
         cuts = rank_cuts(described.config, shares[rank])
         described = replace(described, files=RankFiles(whole, cuts))
     need = _memory_need(spec, described, device, shares[rank : rank + 1])
-    free_bytes //= ranks_on_one_device(spec, device)
+    num_sharing = ranks_on_one_device(spec, device)
+    free_bytes //= num_sharing
     if rank == 0 or device.type != "cpu":  # else the first has looked, and has begun to load
-        check_fits(need, free_bytes, str(device))
+        check_fits(need, free_bytes, str(device), num_sharing=num_sharing)
     factory = _factory(spec, need, device, free_bytes)
     return OpenedModel(
         config=described.config,

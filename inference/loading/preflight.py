@@ -154,14 +154,15 @@ def _bytes_per_weight(format: str, dense_bytes: int) -> float:
     return BYTES_PER_8_BIT_WEIGHT if format in GROUPED_8_BIT else dense_bytes
 
 
-def check_fits(need: MemoryNeed, free_bytes: int, device: str) -> None:
-    """Raises ``DoesNotFitError`` with both numbers."""
+def check_fits(need: MemoryNeed, free_bytes: int, device: str, *, num_sharing: int = 1) -> None:
+    """``need`` and ``free_bytes`` are one rank's, of ``num_sharing`` on the device. Raises
+    ``DoesNotFitError`` with both numbers, and what the device must have for all of them."""
     if need.required_bytes > free_bytes:
         raise DoesNotFitError(
             f"the model needs {_gigabytes(need.required_bytes)} on {device} (weights, a step's "
             f"numbers and {_gigabytes(need.kv_bytes)} for keys and values), and "
             f"{_gigabytes(free_bytes)} are free; unload another model, or load a smaller quant",
-            need.required_bytes,
+            need.required_bytes * num_sharing,
         )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from inference.loading import pypi
 from inference.loading.checksum import check_sha256
-from inference.loading.errors import BadSourceError, MissingFileError
+from inference.loading.errors import BadSourceError, LoadError, MissingFileError
 from inference.loading.files import ModelFiles, check_shards, choose_weights
 from inference.loading.progress import OnProgress
 from inference.protocol.load import LoadSpec
@@ -96,6 +96,19 @@ def path_files(path: Path, wanted: str | None, free_bytes: int) -> ModelFiles:
         raise BadSourceError(f"the source already names a file; leave out {wanted!r}")
     shards = choose_weights(_sizes(path.parent), path.name, free_bytes)
     return _on_disk(path.parent, shards)
+
+
+def local_file_bytes(spec: LoadSpec, free_bytes: int) -> int | None:
+    """How large the weight files of a ``path:`` source are; ``None``: it is none, or they cannot be
+    read. The load itself says why."""
+    try:
+        source = parse_source(spec.source)
+        if source.scheme != "path":
+            return None
+        files = path_files(Path(source.location).expanduser(), spec.file, free_bytes)
+        return sum(path.stat().st_size for path in files.weights)
+    except (LoadError, OSError):
+        return None
 
 
 def directory_files(directory: Path, wanted: str | None, free_bytes: int) -> ModelFiles:

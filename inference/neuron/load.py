@@ -25,6 +25,8 @@ class Load:
     """Whether it has been loaded, and it is known what that took."""
     weights: tuple[Path, ...] = ()
     """In the cache of downloads."""
+    file_bytes: int | None = None
+    """Of its weight files, once they are on the disk; ``None``: nobody has looked."""
     new_files: dict[str, list[str]] = field(default_factory=dict)
     """What was downloaded for it alone: as in ``inference.loading.fetch``."""
     file_identity: str | None = None

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from inference.loading.fetch import Fetched
 from inference.loading.progress import OnProgress
+from inference.loading.sources import local_file_bytes
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.load import Load, Room
 from inference.neuron.load_needs import (
@@ -100,6 +101,9 @@ class LoadAdmission:
             load.weights = tuple(Path(path) for path in fetched.weights)
             load.new_files |= fetched.new_files
             self._loads.expect(load, fetched.weight_bytes)
+            load.file_bytes = fetched.weight_bytes
+        else:
+            load.file_bytes = local_file_bytes(load.spec, self._loads.most_free_bytes())
         if not self._enter(load, is_cancelled, tell):
             return None
         if not self._make_room(load, is_cancelled, tell):
@@ -209,7 +213,7 @@ def _check(load: Load, room: Room, evicted: Sequence[str] = ()) -> None:
         needed = waking_bytes(load.took_bytes, load.asleep)
         check_waking(needed, room.devices[0], room.limit_bytes, evicted)
         return
-    check_room(load.spec, room.devices[0], room.limit_bytes, evicted)
+    check_room(load.spec, room.devices[0], room.limit_bytes, evicted, load.file_bytes)
 
 
 def _is_enough(load: Load, room: Room) -> bool:

@@ -15,6 +15,10 @@ from inference.protocol.load import AsleepBytes, LoadFailure, LoadSpec
 
 BESIDE_FILES_BYTES = 256 * 1024**2
 """What an engine process and a step take, as far as the size of files tells."""
+LEAST_OF_FILES = {"q4": 0.125, "q8": 0.25, "fp8": 0.25}
+"""The least part of its files that a model's weights take: files of 32-bit numbers shrink most.
+What is not quantised while loading takes half of such files, in 16 bits."""
+LEAST_OF_DENSE_FILES = 0.5
 
 
 def needed_bytes(spec: LoadSpec, device: str) -> int | None:
@@ -36,6 +40,16 @@ def expected_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
     if file_bytes is None:
         return kv_bytes
     return _on_each(file_bytes, spec, device) + BESIDE_FILES_BYTES + kv_bytes
+
+
+def least_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
+    """What must be free at the very least, whatever the files hold. ``file_bytes``: of its weight
+    files; ``None``: nobody knows."""
+    needed = needed_bytes(spec, device)
+    if needed is not None or file_bytes is None:
+        return needed or 0
+    share = LEAST_OF_FILES.get(spec.quantization, LEAST_OF_DENSE_FILES)
+    return _on_each(int(share * file_bytes) + (spec.kv_memory_bytes or 0), spec, device)
 
 
 def check_possible(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> None:
@@ -63,10 +77,17 @@ def check_possible(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> None:
             )
 
 
-def check_room(spec: LoadSpec, device: str, limit_bytes: int, evicted: Iterable[str] = ()) -> None:
-    """Is what it may take (that of the evicted included) enough? Raises ``LoadRefusedError``."""
+def check_room(
+    spec: LoadSpec,
+    device: str,
+    limit_bytes: int,
+    evicted: Iterable[str] = (),
+    file_bytes: int | None = None,
+) -> None:
+    """Is what it may take (that of the evicted included) enough, by earlier loads, else by the
+    size of its files? Raises ``LoadRefusedError``."""
     kv_bytes = _on_each(spec.kv_memory_bytes or 0, spec, device)
-    needed = max(needed_bytes(spec, device) or 0, kv_bytes)
+    needed = max(least_bytes(spec, device, file_bytes), kv_bytes)
     if needed > limit_bytes:
         gone = ", ".join(evicted)
         raise _refused(

@@ -30,7 +30,7 @@ from inference.neuron.replica_record import ReplicaRecord
 from inference.neuron.slumber import Slumber
 from inference.protocol.engine import DropAdapter
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
-from inference.protocol.load import AsleepBytes, LoadFailure, LoadReport, LoadSpec
+from inference.protocol.load import AsleepBytes, LoadFailure, LoadReport, LoadSpec, spec_digest
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,10 @@ class Replica:
         self.load = Load(spec)
         """Its place in the queue of loads, and its claim on memory."""
         self._record = ReplicaRecord(
-            spec.model, recovering=recovering, last_used_unix_s=spec.last_used_unix_s
+            spec.model,
+            recovering=recovering,
+            num_failed_loads=0 if predecessor is None else predecessor.num_failed_loads_by(spec),
+            last_used_unix_s=spec.last_used_unix_s,
         )
         self._run: EngineRun | None = None
         self._stall: LoadFailure | None = None
@@ -89,6 +92,11 @@ class Replica:
     @property
     def status(self) -> ReplicaStatus:
         return self._record.status
+
+    def num_failed_loads_by(self, spec: LoadSpec) -> int:
+        """In a row; 0 where this one was loaded by another spec."""
+        is_same = spec_digest(self.spec) == spec_digest(spec)
+        return self._record.num_failed_loads if is_same else 0
 
     @property
     def has_failed_for_good(self) -> bool:

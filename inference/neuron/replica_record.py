@@ -44,8 +44,14 @@ from inference.protocol.load import (
 
 class ReplicaRecord:
     def __init__(
-        self, model: str, *, recovering: bool, last_used_unix_s: float | None = None
+        self,
+        model: str,
+        *,
+        recovering: bool,
+        num_failed_loads: int = 0,
+        last_used_unix_s: float | None = None,
     ) -> None:
+        """``num_failed_loads``: by this spec, in a row, before this one."""
         self._model = model
         self._lock = threading.Lock()
         self._status = ReplicaStatus.RECOVERING if recovering else ReplicaStatus.LOADING
@@ -62,12 +68,17 @@ class ReplicaRecord:
         self._asleep: AsleepBytes | None = None
         """What it holds, while it sleeps."""
         self._num_restarts = 0
+        self._num_failed_loads = num_failed_loads
         self._num_quick_failures = 0
         self._watch = LoadWatch()
 
     @property
     def status(self) -> ReplicaStatus:
         return self._status
+
+    @property
+    def num_failed_loads(self) -> int:
+        return self._num_failed_loads
 
     @property
     def has_failed_for_good(self) -> bool:
@@ -118,6 +129,7 @@ class ReplicaRecord:
                 sleep_refusal=self._sleep_refusal,
                 stats=self._stats,
                 num_restarts=self._num_restarts,
+                num_failed_loads=self._num_failed_loads,
                 last_used_unix_s=self._last_used_unix_s,
             )
 
@@ -167,6 +179,7 @@ class ReplicaRecord:
             self._engine, self._text = engine, text
             self._failure = None
             self._is_first_load = False
+            self._num_failed_loads = 0
             if self._status is not ReplicaStatus.DRAINING:
                 self._move_to(ReplicaStatus.READY)
 
@@ -272,6 +285,8 @@ class ReplicaRecord:
             raise IllegalTransitionError(f"{self._model}: {self._status} -> {status}")
         self._status = status
         self._since_unix_s = time.time()
+        if status is ReplicaStatus.FAILED:
+            self._num_failed_loads += 1
 
 
 def _memory_bytes(report: LoadReport | None, kept_bytes: int | None) -> int | None:

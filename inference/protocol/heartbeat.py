@@ -132,6 +132,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     """The last one."""
     stats: EngineStats | None = None
     num_restarts: int = 0
+    num_failed_loads: int = 0
+    """How many loads by this spec failed here in a row, that of a FAILED replica included."""
     last_used_unix_s: float | None = None
     """When it last had work; ``None``: not since it was loaded."""
 

@@ -288,7 +288,8 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     engine_crashed, device_fault, engine_hung"""
     message: str
     needed_bytes: int | None = None
-    """What must be free on the device for a load that did not fit, as far as it is known."""
+    """What must be free on each of its devices for a load that did not fit, as far as it is
+    known."""
     available: list[str] = []
     """What the source holds instead of a quant or file that is not there."""
     nearest: str | None = None

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fleet import selectors, services
-from fleet.measurements import MeasuredLoad
+from fleet.measurements import DeviceKind, MeasuredLoad
 from fleet.models import CatalogueModel, LoadMeasurement, Neuron
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import EarlierLoads, LoadFailure, LoadSpec
@@ -97,17 +97,23 @@ def test_an_engine_that_does_not_measure_leaves_nothing(loaded) -> None:
     assert measured_loads() == ()
 
 
-def test_a_load_that_did_not_fit_leaves_what_it_needs(model, build, sent) -> None:
+@pytest.mark.parametrize(
+    ("devices", "kind", "total_gib"), [(["cpu"], "cpu", 9), (["cuda:0", "cuda:1"], "cuda", 18)]
+)
+def test_a_load_that_did_not_fit_leaves_what_it_needs(
+    model, build, sent, devices: list[str], kind: DeviceKind, total_gib: int
+) -> None:
+    """On each of its devices, as the failure says it; on all of them, as the catalogue has it."""
     services.heartbeat_record(heartbeat=build.heartbeat())
     job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
     failure = LoadFailure(code="does_not_fit", message="too large", needed_bytes=9 * GIB)
     state = build.replica(
-        job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure, devices=["cpu"]
+        job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure, devices=devices
     )
     services.heartbeat_record(heartbeat=build.heartbeat(replicas=[state]))
     entry = selectors.catalogue_find("tiny")
     assert entry is not None
-    assert entry.needed_memory_bytes("beast", "cpu") == 9 * GIB
+    assert entry.needed_memory_bytes("beast", kind) == total_gib * GIB
 
 
 def test_of_two_words_the_larger_counts(model, build, sent) -> None:

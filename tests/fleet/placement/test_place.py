@@ -14,7 +14,7 @@ from fleet import absences, catalogue, measurements, placement, snapshot, turns
 from fleet.catalogue import CatalogueEntry
 from fleet.measurements import DeviceKind, MeasuredLoad
 from fleet.placement import FAILED_LOAD_BACKOFF_S, Decision, Load, Reject, Route, Wait, place
-from fleet.placement.failures import UNFIT_BACKOFF_S
+from fleet.placement.failures import UNFIT_BACKOFF_S, failed_loads
 from fleet.placement.sleeping import waking_bytes
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
@@ -254,6 +254,31 @@ def test_who_did_not_fit_is_soon_placed_by_what_it_needs() -> None:
     short = decide(neuron("a", a_moment_ago), entry=known)
     assert isinstance(short, Reject)
     assert short.code == "not_enough_memory"
+
+
+@pytest.mark.parametrize(
+    ("num_failed_loads", "backoff_s"),
+    [(1, UNFIT_BACKOFF_S), (2, 60.0), (3, 120.0), (5, 480.0), (6, 600.0), (99, 600.0)],
+)
+def test_who_does_not_fit_again_and_again_is_tried_ever_more_rarely(
+    num_failed_loads: int, backoff_s: float
+) -> None:
+    known = replace(TINY, vram_mb=9 * 1024)
+    for age_s, kind in ((backoff_s - 1.0, (Wait, Reject)), (backoff_s, Load)):
+        failed = replica(
+            "a", FAILED, status_age_s=age_s, failure=UNFIT, num_failed_loads=num_failed_loads
+        )
+        assert isinstance(decide(neuron("a", failed, free_gib=10), entry=known), kind)
+
+
+def test_a_need_of_two_ranks_is_known_once_it_is_that_of_both() -> None:
+    """A failure says what each device needs, and the catalogue what all need."""
+    failed = replica(
+        "a", FAILED, status_age_s=UNFIT_BACKOFF_S, failure=UNFIT, devices=("cuda:0", "cuda:1")
+    )
+    half, whole = replace(TINY, vram_mb=9 * 1024), replace(TINY, vram_mb=18 * 1024)
+    assert failed_loads(half, [failed]).unfit == () != failed_loads(half, [failed]).recent
+    assert failed_loads(whole, [failed]).recent == ()
 
 
 def test_who_said_more_than_loads_have_shown_waits_as_others_do() -> None:

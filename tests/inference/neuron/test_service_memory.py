@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -163,6 +164,44 @@ def test_evicted_models_leave_first(
     assert len(running_engines()) == 1
     (stored,) = SpecStore(gateway.client, neuron="n1").read()
     assert (stored.model, stored.evict) == ("new", [])  # the next life evicts nobody
+
+
+def test_nobody_leaves_for_files_that_could_not_fit_then(
+    service: NeuronService, cards: Host, fake_spec: MakeSpec, gateway: Any, tmp_path: Path
+) -> None:
+    """No load has shown what the model takes: the size of its file says enough."""
+    service.load_model(fake_spec("old", takes_gb=18))
+    gateway.wait_status("ready", "old")
+    cards.there[1] = card(1, 2)
+    file = tmp_path / "huge.gguf"
+    with file.open("wb") as sparse:
+        sparse.truncate(50 * GB)
+    asked = msgspec.structs.replace(
+        fake_spec("new"), source=f"path:{file}", file=None, devices=["cuda:1"], evict=["old"]
+    )
+    service.load_model(asked)
+    failure = gateway.wait_status("failed", "new").failure
+    assert (failure.code, failure.needed_bytes) == ("does_not_fit", 25 * GB)
+    assert gateway.replica("old").status == "ready"
+
+
+def test_failed_loads_in_a_row_are_counted_until_another_spec_comes(
+    service: NeuronService, fake_spec: MakeSpec, gateway: Any, wait_until: Any
+) -> None:
+    def failed(job_id: str, number: int) -> None:
+        wait_until(
+            lambda: (
+                (state := gateway.replica()) is not None
+                and (state.job_id, state.status) == (job_id, "failed")
+            )
+        )
+        assert gateway.replica().num_failed_loads == number
+
+    for number in (1, 2, 3):
+        service.load_model(fake_spec(job_id=f"j{number}", load_fails=1))
+        failed(f"j{number}", number)
+    service.load_model(fake_spec(job_id="other", load_fails=1, rate=300))
+    failed("other", 1)
 
 
 def test_a_model_that_got_busy_is_not_unloaded_and_the_load_says_so(
