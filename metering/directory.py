@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 REFRESH_EVERY_S = 0.4
 LOOK_UP_EVERY_S = 0.02
 """How long two rounds lie apart at least, however many unknown keys are sent."""
-LOOK_UP_TIMEOUT_S = 5.0
+LOOK_UP_TIMEOUT_S = 4.5
 MAX_REMEMBERED = 10_000
 """Keys, and as many unknown prefixes."""
 MAX_LOOK_UPS = 256

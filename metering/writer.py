@@ -31,7 +31,9 @@ logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 200_000
 """What the writer keeps while the database is away; more work is refused."""
-RESERVE_TIMEOUT_S = 10.0
+RESERVE_TIMEOUT_S = 3.0
+"""With the catalogue's ``READ_WAIT_S`` less than the five seconds in which a client is told that
+the database stands still."""
 NARROW_DELAY_S = 1.0
 """How long a ``Narrow`` waits at most for something that it can be written with."""
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 2.0
@@ -84,6 +86,8 @@ class LedgerWriter:
         when the caller is cancelled."""
         if self.is_full:
             raise LedgerUnavailableError("The ledger cannot be written; try again shortly.")
+        if self.age_s > RESERVE_TIMEOUT_S:
+            raise LedgerUnavailableError("The database does not answer in time.")
         if not reserve.budgets:
             return Granted(output_tokens=output_tokens_granted(reserve))
         waiter = self._new_waiter()

@@ -19,7 +19,7 @@ from fleet.errors import FleetError, UnknownNeuronError
 from fleet.placement import Catalogue as FleetCatalogue
 from fleet.placement import Load
 from inference.gateway import pulls
-from inference.gateway.database import DatabaseThreads
+from inference.gateway.database import DatabaseThreads, unavailable
 from inference.protocol.events import Failure
 from inference.wire.errors import (
     ApiError,
@@ -31,6 +31,11 @@ from inference.wire.ollama_pull import PullRequest, PullState
 from metering.actor import GATEWAY, Actor
 
 logger = logging.getLogger(__name__)
+
+READ_WAIT_S = 1.5
+"""How long requests wait for a read while an earlier one is known, or FIRST_WAIT_S: a database may
+take its connections and answer nothing."""
+FIRST_WAIT_S = 4.5
 
 
 class Catalogue(Protocol):
@@ -77,6 +82,7 @@ class DatabaseCatalogue:
         self._reading: asyncio.Task[OfferedModels] | None = None
         """One read at a time, for all who ask: a burst of requests may find that what was kept is
         old."""
+        self._reading_since_s = 0.0
         self._last: OfferedModels | None = None
         self._away: tuple[float, ServiceUnavailableError] | None = None
         """Since when the database is: it is asked once in ``CACHE_S``."""
@@ -116,8 +122,14 @@ class DatabaseCatalogue:
             raise self._away[1].with_traceback(None)
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
+            self._reading_since_s = time.monotonic()
             self._reading.add_done_callback(self._has_read)
-        return await asyncio.shield(self._reading)
+        wait_s = FIRST_WAIT_S if self._last is None else READ_WAIT_S
+        try:
+            async with asyncio.timeout(self._reading_since_s + wait_s - time.monotonic()):
+                return await asyncio.shield(self._reading)
+        except TimeoutError:
+            raise unavailable() from None
 
     async def _read(self) -> OfferedModels:
         try:

@@ -39,7 +39,11 @@ class DatabaseThreads:
                 result: Result = await call()
         except (DatabaseError, InterfaceError, TimeoutError) as error:
             logger.warning("the database does not answer: %s", error)
-            raise ServiceUnavailableError(
-                "database_unavailable", "The database does not answer; try again shortly."
-            ) from error
+            raise unavailable() from error
         return result
+
+
+def unavailable() -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "database_unavailable", "The database does not answer; try again shortly."
+    )

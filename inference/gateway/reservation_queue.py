@@ -20,12 +20,19 @@ from dataclasses import replace
 from typing import Protocol
 
 from metering.entries import Granted, Reserve
-from metering.errors import QuotaExceededError
+from metering.errors import LedgerUnavailableError, QuotaExceededError
 
 WAIT_S = 10.0
 """How long a request waits at most."""
 POLL_INTERVAL_S = 0.25
 """How often the first of a line asks the ledger while this gateway settles nothing."""
+
+
+class _Line(deque[asyncio.Event]):
+    """One event for each request that waits, set when it should try. ``failure``: the ledger does
+    not answer, which ends the waiting of all."""
+
+    failure: LedgerUnavailableError | None = None
 
 
 class Reserver(Protocol):
@@ -38,8 +45,8 @@ class ReservationQueue:
         self._ledger = ledger
         self._max_waiting = max_waiting
         self._wait_s = wait_s
-        self._lines: dict[int, deque[asyncio.Event]] = {}
-        """By budget: one event for each request that waits, set when it should try."""
+        self._lines: dict[int, _Line] = {}
+        """By budget."""
 
     async def reserve(self, reserve: Reserve) -> Granted:
         """Raises ``QuotaExceededError`` and ``LedgerUnavailableError``."""
@@ -67,7 +74,7 @@ class ReservationQueue:
         return next((budget for budget in budgets if budget in self._lines), None)
 
     async def _wait(self, reserve: Reserve, budget: int) -> Granted:
-        line = self._lines.setdefault(budget, deque())
+        line = self._lines.setdefault(budget, _Line())
         turn = asyncio.Event()
         line.append(turn)
         self.num_waiting += 1
@@ -81,9 +88,7 @@ class ReservationQueue:
             else:
                 del self._lines[budget]
 
-    async def _try_in_turn(
-        self, reserve: Reserve, line: deque[asyncio.Event], turn: asyncio.Event
-    ) -> Granted:
+    async def _try_in_turn(self, reserve: Reserve, line: _Line, turn: asyncio.Event) -> Granted:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._wait_s
         while True:
@@ -93,6 +98,8 @@ class ReservationQueue:
                 async with asyncio.timeout(min(left_s, POLL_INTERVAL_S) if is_first else left_s):
                     await turn.wait()
             turn.clear()
+            if line.failure is not None:
+                raise line.failure
             is_last_try = loop.time() >= until_s
             if not (line[0] is turn or is_last_try):
                 continue
@@ -101,3 +108,8 @@ class ReservationQueue:
             except QuotaExceededError as error:
                 if not error.is_reserved or is_last_try:
                     raise
+            except LedgerUnavailableError as error:
+                line.failure = error
+                for other in line:
+                    other.set()
+                raise

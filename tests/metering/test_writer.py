@@ -8,13 +8,15 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, OperationalError
+from django.db import IntegrityError, OperationalError, connections
 
+from inference.gateway.catalogue import FIRST_WAIT_S, READ_WAIT_S
 from metering import store
+from metering.directory import LOOK_UP_TIMEOUT_S
 from metering.entries import Granted, Operation, Reserve, Settle
 from metering.errors import LedgerUnavailableError, QuotaExceededError
 from metering.models import Budget, GatewayLease, LedgerEntry, Reservation, UsageHour
-from metering.writer import LedgerWriter
+from metering.writer import RESERVE_TIMEOUT_S, LedgerWriter
 from tests.metering.operations import make_budget, narrow, release, reserve, settle
 
 LONG_S = 120.0
@@ -210,6 +212,42 @@ def test_an_outage_refuses_reservations_and_keeps_the_rest(using: str, gateway: 
     assert gateway.writer.age_s == 0
     assert amounts(using, id) == (70, 0)
     assert not Reservation.objects.using(using).exists()
+
+
+def test_a_database_that_stands_still_is_noticed_in_time(
+    using: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the query and does not answer; who comes later is refused without asking it."""
+    id = make_budget(using)
+    gateway.reserve("r0", budgets=(id,))
+    monkeypatch.setattr("metering.writer.RESERVE_TIMEOUT_S", 0.1)
+    other = connections[using].copy()
+    try:
+        if other.vendor == "postgresql":
+            other.set_autocommit(False)
+            other.cursor().execute("LOCK TABLE metering_budget IN ACCESS EXCLUSIVE MODE")
+        else:
+            other.ensure_connection()
+            other.connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LedgerUnavailableError):
+            gateway.reserve("r1", budgets=(id,))
+        wait_until(lambda: gateway.writer.age_s > 0.1)
+        depth = gateway.writer.depth
+        with pytest.raises(LedgerUnavailableError):
+            gateway.reserve("r2", budgets=(id,))
+        assert gateway.writer.depth == depth
+    finally:
+        other.connection.rollback()
+        other.close()
+    gateway.flush()
+    assert amounts(using, id) == (0, 300)
+    assert Reservation.objects.using(using).get().request_id == "r0"
+
+
+def test_a_standstill_is_told_within_five_seconds() -> None:
+    """A request may wait for the catalogue and then for the ledger, or for its key."""
+    assert READ_WAIT_S + RESERVE_TIMEOUT_S < 5
+    assert max(LOOK_UP_TIMEOUT_S, FIRST_WAIT_S) < 5
 
 
 def test_a_connection_that_breaks_after_the_commit(using: str, gateway: Gateway) -> None:

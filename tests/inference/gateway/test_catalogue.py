@@ -14,6 +14,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.catalogue_cache import CatalogueCache
 from fleet.errors import ModelDisabledError, UnknownNeuronError
 from fleet.placement import Load
+from inference.gateway import catalogue as catalogue_module
 from inference.gateway.catalogue import DatabaseCatalogue
 from inference.wire.errors import ApiError, ModelNotFoundError, ServiceUnavailableError
 
@@ -162,6 +163,50 @@ async def test_what_was_there_is_served_while_the_database_is_away(
     rows.is_away, rows.names = False, ["huge"]
     clock.now_s += 1.0
     assert (await catalogue.find("huge")).name == "huge"
+
+
+async def test_a_database_that_stands_still_is_waited_for_briefly(
+    rows: Rows, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the query and answers nothing: what was there is served, and only who comes while
+    the read is young waits for it."""
+    monkeypatch.setattr(catalogue_module, "FIRST_WAIT_S", 0.05)
+    monkeypatch.setattr(catalogue_module, "READ_WAIT_S", 0.05)
+    goes_on = threading.Event()
+    read = rows.read
+    catalogue = DatabaseCatalogue(clock=clock)
+
+    def stalled() -> tuple[CatalogueEntry, ...]:
+        assert goes_on.wait(60)
+        return read()
+
+    monkeypatch.setattr(selectors, "catalogue_cache", CatalogueCache(stalled, clock=clock))
+    try:
+        with pytest.raises(ServiceUnavailableError) as refused:
+            await catalogue.find("tiny")
+        assert refused.value.code == "database_unavailable"
+        goes_on.set()
+        async with asyncio.timeout(60):
+            while not await _is_found(catalogue):
+                await asyncio.sleep(0.01)
+        goes_on.clear()
+        clock.now_s += 2
+        assert (await catalogue.find("tiny")).name == "tiny"
+        before_s = asyncio.get_running_loop().time()
+        monkeypatch.setattr(catalogue_module, "READ_WAIT_S", 0.0)
+        assert (await catalogue.find("tiny")).name == "tiny"
+        assert asyncio.get_running_loop().time() - before_s < 30
+        with pytest.raises(ServiceUnavailableError):
+            await catalogue.entries()
+    finally:
+        goes_on.set()
+
+
+async def _is_found(catalogue: DatabaseCatalogue) -> bool:
+    try:
+        return bool(await catalogue.find("tiny"))
+    except ServiceUnavailableError:
+        return False
 
 
 async def test_a_load_that_the_fleet_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from inference.gateway.reservation_queue import ReservationQueue
 from metering.book import Book
 from metering.entries import Granted, Reserve
-from metering.errors import QuotaExceededError
+from metering.errors import LedgerUnavailableError, QuotaExceededError
 from tests.inference.gateway.waiting import until
 from tests.metering.operations import reserve, settle, state
 
@@ -143,6 +143,25 @@ async def test_what_another_gateway_settles_is_found(monkeypatch: pytest.MonkeyP
     await until(lambda: queue.num_waiting == 1)
     ledger.book.settle(settle("r1", prompt_tokens=20, completion_tokens=0))
     assert await waiting == Granted(output_tokens=100)
+
+
+async def test_a_ledger_that_stands_still_ends_the_waiting_of_all_at_once() -> None:
+    queue, ledger = queue_of()
+    await queue.reserve(asked("r1"))
+    waiting = [asyncio.create_task(queue.reserve(asked(f"w{number}"))) for number in range(5)]
+    await until(lambda: queue.num_waiting == len(waiting))
+    num_asked = ledger.num_asked
+
+    async def away(reserve: Reserve) -> Granted:
+        ledger.num_asked += 1
+        raise LedgerUnavailableError("gone")
+
+    replaced: Callable[[Reserve], object] = away
+    ledger.reserve = replaced  # type: ignore[assignment,method-assign]
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == len(waiting) * [LedgerUnavailableError]
+    assert ledger.num_asked == num_asked + 1
+    assert queue.num_waiting == 0
 
 
 @pytest.mark.parametrize("waits", [True, False])
