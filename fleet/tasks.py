@@ -56,7 +56,7 @@ def reconcile() -> None:
         now_s = time.monotonic()
         watched = watch.look(snapshot, reports, now_s)
         plan = services.fleet_plan(watched=watched, turns=watch.turns(snapshot, now_s))
-        if plan.actions:
+        if plan.actions or plan.restored:
             with leadership.this_control.fenced():
                 services.plan_begin(plan=plan)
         watch.keep(plan.turns, now_s)

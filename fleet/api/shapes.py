@@ -8,6 +8,7 @@ from rest_framework import serializers
 
 from fleet import selectors
 from fleet.catalogue import SETTINGS
+from fleet.lifecycles import RecordedReplicaStatus
 from fleet.models import Alias, CatalogueModel, Device, Download, LoadJob, Neuron, Replica
 from fleet.outdated import is_outdated
 from metering.models import AuditEntry
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     RowShape = serializers.ModelSerializer[Any]
 else:
     RowShape = serializers.ModelSerializer
+
+
+UNDER_WAY = (RecordedReplicaStatus.LOADING, RecordedReplicaStatus.RECOVERING)
 
 
 class DeviceShape(RowShape):
@@ -43,6 +47,9 @@ class DeviceShape(RowShape):
 class NeuronShape(RowShape):
     devices = DeviceShape(many=True)
     replicas = serializers.SerializerMethodField()
+    at_work = serializers.SerializerMethodField(
+        help_text="The replicas with requests, or on their way."
+    )
 
     class Meta:
         model = Neuron
@@ -64,10 +71,22 @@ class NeuronShape(RowShape):
             "problems",
             "devices",
             "replicas",
+            "at_work",
         )
 
     def get_replicas(self, neuron: Neuron) -> list[str]:
         return [replica.model_name for replica in neuron.replicas.all()]
+
+    def get_at_work(self, neuron: Neuron) -> list[dict[str, Any]]:
+        return [
+            {
+                "model": replica.model_name,
+                "status": replica.status,
+                "num_requests": replica.in_flight + replica.queue_depth,
+            }
+            for replica in neuron.replicas.all()
+            if replica.in_flight + replica.queue_depth or replica.status in UNDER_WAY
+        ]
 
 
 class CatalogueShape(RowShape):

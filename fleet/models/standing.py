@@ -19,6 +19,13 @@ class NeuronWish(models.Model):
     drain_wanted_at = models.DateTimeField(
         null=True, blank=True, help_text="Since when it is to be drained; empty: it is not."
     )
+    models_before_drain = models.JSONField(
+        default=list,
+        db_default=models.Value([], models.JSONField()),
+        blank=True,
+        help_text="What was loaded there when its drain began, the last used first: it is loaded "
+        "again after the drain.",
+    )
 
     class Meta:
         ordering = ["neuron_name"]

@@ -46,6 +46,9 @@ class Jobs:
     """(model, neuron) of loads that are under way: a heartbeat may not tell of them yet."""
     unloading: frozenset[tuple[str, str]] = frozenset()
     """(model, neuron) of unloads that are under way; those that fall asleep are among them."""
+    to_restore: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By neuron, the models that were loaded there before it was drained and are not yet again,
+    the last used first."""
     num_failures: Mapping[str, int] = field(default_factory=dict)
     """How many loads of each model have failed in a row."""
     failed_age_s: Mapping[str, float] = field(default_factory=dict)
@@ -63,7 +66,10 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``turns`` are all that are under way now, those that have just been given among them."""
+    """``turns`` are all that are under way now, those that have just been given among them.
+    ``restored`` are models, by neuron, that are loaded there again after its drain, or that cannot
+    be."""
 
     actions: tuple[Action, ...] = ()
     turns: tuple[Turn, ...] = ()
+    restored: Mapping[str, frozenset[str]] = field(default_factory=dict)

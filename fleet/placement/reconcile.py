@@ -4,6 +4,7 @@
     a long queue ─────▶ Load of one more, where there is room without evicting anybody
     too many, idle ───▶ Unload, or Sleep where the operator says so and the host has room
     a neuron drains ──▶ Load elsewhere what is assigned or in use, then Unload it there
+    its drain is over ▶ Load there again what was loaded before it, as room allows
     models that wait ─▶ turns
 
 Each action is seen by those after it, as if its load had begun. A tick starts a few loads at most:
@@ -25,6 +26,7 @@ from fleet.placement.plan import Action, Jobs, Observed, Plan, Sleep, Unload, Wa
 from fleet.placement.residents import HELD, ground_of, idle_age_s
 from fleet.placement.room import find_room
 from fleet.placement.sleeping import asleep_of, has_just_refused, may_sleep
+from fleet.placement.spots import Spot
 from fleet.placement.surplus import surplus_leaves, unknown_leaves
 from fleet.placement.turns import turn_given, turns_kept
 from fleet.snapshot import FleetSnapshot, ReplicaView
@@ -93,11 +95,44 @@ class _Tick:
         for entry in missing:
             for _ in range(self._num_missing(entry)):
                 self._load(entry)
+        restored = self._restore_drained()
         for model, replicas in list(self._snapshot.by_model.items()):
             self._look_at(model, replicas)
         self._empty_draining_neurons()
         self._give_turns(wanted)
-        return Plan(actions=tuple(self._actions), turns=self._snapshot.turns)
+        return Plan(actions=tuple(self._actions), turns=self._snapshot.turns, restored=restored)
+
+    def _restore_drained(self) -> dict[str, frozenset[str]]:
+        """Loads what was loaded before a drain. Returns, by neuron, what is settled."""
+        restored = {}
+        for name, models in self._jobs.to_restore.items():
+            neuron = self._snapshot.neuron(name)
+            if neuron is not None and neuron.may_load:
+                done = [model for model in models if self._is_restored(name, model)]
+                if done:
+                    restored[name] = frozenset(done)
+        return restored
+
+    def _is_restored(self, neuron_name: str, model: str) -> bool:
+        """Whether it is there again, with nothing that stood in for it left, or cannot be. Begins
+        its load where that is to be."""
+        entry = self._catalogue.get(model)
+        if entry is None:
+            return True
+        replicas = self._snapshot.replicas_of(model)
+        held = next((one for one in replicas if one.neuron == neuron_name), None)
+        if held is not None:
+            ready = [one for one in replicas if one.status is ReplicaStatus.READY]
+            is_alone = len(ready) <= assignment_of(entry).max_replicas
+            return held.status in GIVES_WAY or (held.status is ReplicaStatus.READY and is_alone)
+        if neuron_name in self._pending[model] or not self._may_begin(model):
+            return False
+        ground = ground_of(self._snapshot, self._catalogue).only(neuron_name)
+        room = find_room(entry, ground, may_evict=False)
+        if room.spot is None:
+            return True
+        self._begin_load(entry, room.spot)
+        return False
 
     def _look_at(self, model: str, replicas: Sequence[ReplicaView]) -> None:
         entry = self._catalogue.get(model)
@@ -110,7 +145,8 @@ class _Tick:
             return
         assignment = assignment_of(entry)
         digest = entry.spec_digest() if len(staying) > 1 else staying[0].spec_digest
-        self._unload(surplus_leaves(assignment, staying, digest, self._may_sleep))
+        homes = {name for name, models in self._jobs.to_restore.items() if model in models}
+        self._unload(surplus_leaves(assignment, staying, digest, self._may_sleep, homes))
         if self._observed.queue_long_s.get(model, 0.0) >= QUEUE_LONG_S:
             self._load_one_more(entry, assignment)
 
@@ -170,7 +206,7 @@ class _Tick:
         return entry.effective_min_replicas - len(held)
 
     def _load(self, entry: CatalogueEntry, *, may_evict: bool = True) -> None:
-        if self._num_loads >= MAX_LOADS_A_TICK or not self._is_due(entry.name):
+        if not self._may_begin(entry.name):
             return
         replicas = self._snapshot.replicas_of(entry.name)
         failed = failed_loads(entry, replicas)
@@ -181,12 +217,17 @@ class _Tick:
         ground = ground_of(self._snapshot, self._catalogue)
         asleep = asleep_of(entry, replicas)
         room = find_room(entry, ground, excluded=excluded, may_evict=may_evict, asleep=asleep)
-        if room.spot is None:
-            return
-        load = load_decision(entry, room.spot)
+        if room.spot is not None:
+            self._begin_load(entry, room.spot)
+
+    def _begin_load(self, entry: CatalogueEntry, spot: Spot) -> None:
+        load = load_decision(entry, spot)
         self._num_loads += 1
         self._actions.append(load)
         self._snapshot = with_load(self._snapshot, load, entry)
+
+    def _may_begin(self, model: str) -> bool:
+        return self._num_loads < MAX_LOADS_A_TICK and self._is_due(model)
 
     def _is_due(self, model: str) -> bool:
         num_failures = self._jobs.num_failures.get(model, 0)

@@ -5,7 +5,7 @@ One replica of a model at a time, so that what one tick took the next one sees. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from fleet.placement.assignments import Assignment
 from fleet.placement.plan import Sleep, Unload
@@ -33,14 +33,17 @@ def surplus_leaves(
     ready: Sequence[ReplicaView],
     digest: str,
     may_sleep: Callable[[ReplicaView], bool] = lambda replica: False,
+    homes: Collection[str] = (),
 ) -> Unload | Sleep | None:
     """``ready`` are the model's replicas that are READY on neurons that stay. ``may_sleep``:
-    whether one can, and its host has room."""
+    whether one can, and its host has room. ``homes`` are neurons to which it has just come back
+    after their drain: what stood in for it leaves at once."""
     if len(ready) <= assignment.min_replicas or not ready:
         return None
-    least = min(ready, key=lambda replica: _keeps(replica, digest))
+    least = min(ready, key=lambda replica: _keeps(replica, digest, homes))
     if len(ready) > assignment.max_replicas:
-        if min(replica.status_age_s for replica in ready) >= SETTLED_S:
+        has_come_back = any(replica.neuron in homes for replica in ready)
+        if has_come_back or min(replica.status_age_s for replica in ready) >= SETTLED_S:
             return _unload(
                 least, f"one of {len(ready)}, and at most {assignment.max_replicas} stay"
             )
@@ -59,10 +62,19 @@ def surplus_leaves(
     return None
 
 
-def _keeps(replica: ReplicaView, digest: str) -> tuple[bool, bool, float, str]:
-    """What is worth least goes first: an older spec, then what is idle longest."""
+def _keeps(
+    replica: ReplicaView, digest: str, homes: Collection[str]
+) -> tuple[bool, bool, bool, float, str]:
+    """What is worth least goes first: an older spec, then what is not at home, then what is idle
+    longest."""
     idle_s = idle_age_s(replica)
-    return (replica.spec_digest == digest, idle_s is None, -(idle_s or 0.0), replica.neuron)
+    return (
+        replica.spec_digest == digest,
+        replica.neuron in homes,
+        idle_s is None,
+        -(idle_s or 0.0),
+        replica.neuron,
+    )
 
 
 def _unload(replica: ReplicaView, reason: str) -> Unload:

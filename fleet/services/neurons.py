@@ -4,18 +4,20 @@ and published in Redis when it is committed."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
 import msgspec
 import redis
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
 
 from fleet import live
 from fleet.errors import NeuronAliveError, UnknownNeuronError
-from fleet.lifecycles import NeuronStatus
-from fleet.models import FleetPolicy, Invitation, Neuron, NeuronWish
+from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
+from fleet.models import FleetPolicy, Invitation, Neuron, NeuronWish, Replica
 from fleet.wishes import (
     Admission,
     AdmissionPolicy,
@@ -30,15 +32,62 @@ from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
 
+RESTORED_STATUSES = (
+    RecordedReplicaStatus.READY,
+    RecordedReplicaStatus.LOADING,
+    RecordedReplicaStatus.RECOVERING,
+    RecordedReplicaStatus.ASLEEP,
+    RecordedReplicaStatus.AWAY,
+)
+"""What has one of them when a drain begins is loaded again after it."""
+
 
 def neuron_drain(*, actor: Actor, neuron_name: str) -> NeuronWish:
     """Nothing new is placed there; what runs finishes. Raises ``UnknownNeuronError``."""
-    return _wish(actor, "neuron.drain", neuron_name, drain_wanted_at=timezone.now())
+    return _wish(
+        actor,
+        "neuron.drain",
+        neuron_name,
+        drain_wanted_at=timezone.now(),
+        models_before_drain=_models_to_restore(neuron_name),
+    )
 
 
 def neuron_resume(*, actor: Actor, neuron_name: str) -> NeuronWish:
-    """The end of a drain. Raises ``UnknownNeuronError``."""
+    """The end of a drain: the control loads there again what was loaded before it. Raises
+    ``UnknownNeuronError``."""
     return _wish(actor, "neuron.resume", neuron_name, drain_wanted_at=None)
+
+
+def neuron_models_restored(*, neuron_name: str, model_names: Collection[str]) -> None:
+    """These are there again, or cannot be: they are no longer to be loaded there. Does nothing
+    where the neuron drains once more meanwhile."""
+    resumed = NeuronWish.objects.select_for_update().filter(drain_wanted_at=None)
+    with transaction.atomic():
+        wish = resumed.filter(neuron_name=neuron_name).first()
+        if wish is None:
+            return
+        wish.models_before_drain = [
+            name for name in wish.models_before_drain if name not in model_names
+        ]
+        wish.save(update_fields=["models_before_drain"])
+
+
+def models_to_restore() -> dict[str, tuple[str, ...]]:
+    """By neuron that was drained and resumed: what is still to be loaded there, the last used
+    first."""
+    resumed = NeuronWish.objects.filter(drain_wanted_at=None).exclude(models_before_drain=[])
+    return {wish.neuron_name: tuple(wish.models_before_drain) for wish in resumed}
+
+
+def _models_to_restore(neuron_name: str) -> list[str]:
+    """What is loaded there now, and what is still missing there since the last drain."""
+    loaded = Replica.objects.filter(neuron__name=neuron_name, status__in=RESTORED_STATUSES)
+    by_use = loaded.order_by(F("last_used_at").desc(nulls_last=True), "model_name")
+    names = list(by_use.values_list("model_name", flat=True))
+    wish = NeuronWish.objects.filter(neuron_name=neuron_name).first()
+    missing = [] if wish is None else wish.models_before_drain
+    return [*names, *(name for name in missing if name not in names)]
 
 
 def neuron_admit(*, actor: Actor, neuron_name: str) -> NeuronWish:

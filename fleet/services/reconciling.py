@@ -21,6 +21,7 @@ from fleet.placement.failures import LOST_ITS_ROOM
 from fleet.placement.plan import Action, Jobs, Plan, Sleep, Unload
 from fleet.placement.reconcile import BACKOFF_MAX_S, reconcile
 from fleet.services.load_jobs import unload_job_start
+from fleet.services.neurons import models_to_restore, neuron_models_restored
 from fleet.services.placed_loads import placed_load_start
 from fleet.services.sleeps import sleep_job_start
 from fleet.turns import Turn
@@ -47,6 +48,8 @@ def fleet_plan(*, watched: Watched, turns: tuple[Turn, ...]) -> Plan:
 
 def plan_begin(*, plan: Plan) -> None:
     """Begins as much of the plan as can be begun."""
+    for neuron_name, model_names in plan.restored.items():
+        neuron_models_restored(neuron_name=neuron_name, model_names=model_names)
     for action in plan.actions:
         try:
             _begin(action)
@@ -82,6 +85,7 @@ def jobs_known() -> Jobs:
     return Jobs(
         loading=frozenset(loading),
         unloading=frozenset(unloading),
+        to_restore=models_to_restore(),
         num_failures=dict(num_failures),
         failed_age_s=failed_age_s,
     )

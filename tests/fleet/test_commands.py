@@ -19,6 +19,7 @@ from fleet.api.catalogue import CatalogueView
 from fleet.management.backend import refusal_of, refusal_text
 from fleet.management.following import follow
 from fleet.models import CatalogueModel
+from fleet.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.actor import COMMAND
 from metering.models import AuditEntry
@@ -171,13 +172,28 @@ def test_what_is_wrong_is_one_line(
         told(*words)
 
 
-def test_neurons(told: Told, beat, redis_db) -> None:
+def test_neurons(told: Told, beat, build, redis_db) -> None:
     beat()
     assert "a processor" in told("neurons", "list")
-    told("neurons", "drain", "beast")
+    assert told("neurons", "drain", "beast") == (
+        "beast takes no more loads, and requests only for what nothing else can serve; "
+        "nothing runs there now.\n"
+    )
     beat()
     assert json.loads(told("neurons", "list", "--json"))[0]["status"] == "draining"
+    beat(
+        replicas=[
+            build.replica(stats=build.stats(in_flight=2, queue_depth=1)),
+            build.replica(model="new", status=ReplicaStatus.LOADING),
+            build.replica(model="idle"),
+        ]
+    )
+    assert "; at work there now: new (loading), tiny (3 requests).\n" in told(
+        "neurons", "drain", "beast"
+    )
     told("neurons", "resume", "beast")
+    services.silent_neurons_mark_away(snapshot=FleetSnapshot(neurons=()))
+    assert "once it is back: it is away now" in told("neurons", "drain", "beast")
     with pytest.raises(CommandError, match="stop it before"):
         told("neurons", "remove", "beast")
 

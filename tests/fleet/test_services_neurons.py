@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from fleet import live, services
+from fleet import live, services, tasks
 from fleet.errors import NeuronAliveError, UnknownNeuronError
-from fleet.lifecycles import NeuronStatus
-from fleet.models import Device, Neuron, NeuronWish
+from fleet.lifecycles import LoadJobKind, NeuronStatus
+from fleet.models import CatalogueModel, Device, LoadJob, Neuron, NeuronWish
 from fleet.snapshot import FleetSnapshot
 from fleet.wishes import AdmissionPolicy
 from inference.protocol import keys
@@ -94,6 +94,40 @@ def test_refused_and_admitted_again(beat, redis_db) -> None:
     beat()
     assert status() == NeuronStatus.ONLINE
     assert actions() == ["neuron.refuse", "neuron.admit"]
+
+
+def test_what_was_loaded_before_a_drain_is_loaded_after_it(beat, build, redis_db, sent) -> None:
+    for name in ("old", "new", "lost"):
+        services.catalogue_model_create(actor=COMMAND, name=name, source=f"pypi:{name}")
+    uses = {"old": 10.0, "lost": 5.0, "new": 20.0}
+    held = [build.replica(model=name, last_used_unix_s=used) for name, used in uses.items()]
+    beat(replicas=[*held, build.replica(model="gone", status=ReplicaStatus.DRAINING)])
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    assert NeuronWish.objects.get().models_before_drain == ["new", "old", "lost"]
+    services.catalogue_model_delete(actor=COMMAND, model=CatalogueModel.objects.get(name="lost"))
+    beat()
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    tasks.reconcile()
+    loads = LoadJob.objects.filter(kind=LoadJobKind.LOAD).order_by("created_at", "pk")
+    assert not loads.exists()
+    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    tasks.reconcile()
+    assert list(loads.values_list("model_name", flat=True)) == ["new", "old"]
+    assert NeuronWish.objects.get().models_before_drain == ["new", "old"]
+    beat(replicas=[build.replica(model="new"), build.replica(model="old")])
+    tasks.reconcile()
+    assert NeuronWish.objects.get().models_before_drain == []
+
+
+def test_a_drain_that_interrupts_a_restoration_keeps_what_is_missing(beat, build, redis_db) -> None:
+    beat(replicas=[build.replica(model="old"), build.replica(model="older")])
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    beat(replicas=[build.replica(model="older")])
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    assert NeuronWish.objects.get().models_before_drain == ["older", "old"]
+    services.neuron_models_restored(neuron_name="beast", model_names=["old"])
+    assert NeuronWish.objects.get().models_before_drain == ["older", "old"], "it drains again"
 
 
 def test_a_host_that_is_away_is_known_with_its_devices(beat, redis_db) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 from fleet.management.subcommands import Run
@@ -20,4 +22,28 @@ class Wish:
     def run(self, run: Run) -> None:
         name = run.options["name"]
         neuron = run.backend.ask("POST", f"neurons/{quote(name, safe='')}/{self.name}", {})
-        run.show(neuron, f"{name}: {self.name} is wished; it is {neuron['status']} now.")
+        run.show(neuron, f"{name} {EFFECTS[self.name]}{what_runs(neuron)}.")
+
+
+EFFECTS = {
+    "drain": "takes no more loads, and requests only for what nothing else can serve",
+    "resume": "takes loads and requests; what was loaded before its drain is loaded again",
+    "admit": "is admitted: it takes loads and requests",
+    "refuse": "is refused: it gets no more loads and requests",
+}
+"""What each of the commands brings about."""
+
+
+def what_runs(neuron: Mapping[str, Any]) -> str:
+    """The end of the sentence: what still runs there, or that the neuron is away."""
+    if neuron["status"] == "away":
+        return ", once it is back: it is away now"
+    at_work = ", ".join(map(_at_work, neuron["at_work"]))
+    return f"; at work there now: {at_work}" if at_work else "; nothing runs there now"
+
+
+def _at_work(replica: Mapping[str, Any]) -> str:
+    num_requests = replica["num_requests"]
+    if not num_requests:
+        return f"{replica['model']} ({replica['status']})"
+    return f"{replica['model']} ({num_requests} request{'s' * (num_requests > 1)})"

@@ -283,6 +283,60 @@ def test_a_tick_starts_a_few_loads() -> None:
     assert len(act(catalogue(*many), fleet(host(free=24)))) == MAX_LOADS_A_TICK
 
 
+RESTORED = {
+    "what was loaded is loaded again, the last used first": (
+        {"a": ("tiny", "other")},
+        [host("a", free=12)],
+        [load("a")],
+        {"a": {"other"}},
+    ),
+    "not before its neuron takes loads": ({"a": ("tiny",)}, [draining()], [], {}),
+    "nor while it is away": ({"a": ("tiny",)}, [host("b")], [], {}),
+    "what loads is waited for": ({"a": ("tiny",)}, [host("a", replica("tiny", LOADING))], [], {}),
+    "what is there again is done": (
+        {"a": ("tiny",)},
+        [host("a", replica("tiny"))],
+        [],
+        {"a": {"tiny"}},
+    ),
+    "what failed is not tried again": (
+        {"a": ("tiny",)},
+        [host("a", replica("tiny", FAILED, status_age_s=900.0))],
+        [],
+        {"a": {"tiny"}},
+    ),
+    "what the catalogue lost is done": ({"a": ("lost",)}, [host("a")], [], {"a": {"lost"}}),
+    "what has no room is done, and evicts nobody": (
+        {"a": ("tiny",)},
+        [host("a", replica("other"), free=2)],
+        [],
+        {"a": {"tiny"}},
+    ),
+    "what stood in for it meanwhile does not keep it away": (
+        {"a": ("tiny",)},
+        [host("a"), host("b", busy("tiny", on="b"))],
+        [load("a")],
+        {},
+    ),
+    "and leaves at once, though it is in use": (
+        {"a": ("tiny",)},
+        [host("a", replica("tiny", status_age_s=0.5)), host("b", busy("tiny", on="b"))],
+        [Unload(neuron="b", model="tiny", reason="one of 2, and at most 1 stay")],
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("to_restore", "hosts", "expected", "restored"), RESTORED.values(), ids=RESTORED.keys()
+)
+def test_after_a_drain(to_restore, hosts, expected, restored) -> None:
+    offered = catalogue(PLAIN, entry("other", 10))
+    found = plan(offered, fleet(*hosts), to_restore=to_restore)
+    assert list(found.actions) == expected
+    assert found.restored == restored
+
+
 @given(st.data())
 def test_ticks_come_to_rest(data: st.DataObject) -> None:
     """Whatever the fleet is like: once what was decided is there, nothing more is decided."""
