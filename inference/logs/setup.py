@@ -1,4 +1,4 @@
-"""The one set-up of logging, for every process: HELEXA_LOG_FORMAT is ``text`` or ``json``."""
+"""The one set-up of logging, for every process, by HELEXA_LOG_FORMAT and HELEXA_LOG_LEVEL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from types import TracebackType
 
 from inference.logs.formatters import JsonFormatter, RecordFormatter, TextFormatter
 from inference.logs.redaction import Redactor, secrets_of
-from inference.settings.installation import LOG_FORMAT
+from inference.settings.installation import LOG_FORMAT, LOG_LEVEL
+from inference.settings.kinds import LogLevel
 
 FORMATTERS: dict[str, type[RecordFormatter]] = {"text": TextFormatter, "json": JsonFormatter}
 TALKATIVE = ("celery", "kombu", "asyncio", "httpx", "httpcore", "urllib3", "filelock", "fsspec")
@@ -37,7 +38,8 @@ def configure_logging(
     environment: Mapping[str, str] = os.environ,
 ) -> None:
     """From here on this process logs to standard error as ``role``, whoever logs, what
-    nobody caught and Python's own warnings included. Raises ``SettingError``."""
+    nobody caught and Python's own warnings included. ``level`` is what it logs where the
+    environment does not say. Raises ``SettingError``."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter_for(role, environment))
     if logging.lastResort is not None:  # for loggers that are cut off from the root
@@ -45,12 +47,20 @@ def configure_logging(
     _silence_other_handlers()
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
-    for name in TALKATIVE:
-        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+    _set_levels(level, LOG_LEVEL.read(environment))
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
+
+
+def _set_levels(default: int, wanted: LogLevel) -> None:
+    names = logging.getLevelNamesMapping()
+    level = default if wanted.default is None else names[wanted.default.upper()]
+    logging.getLogger().setLevel(level)
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+    for name, word in wanted.by_logger:
+        logging.getLogger(name).setLevel(names[word.upper()])
 
 
 def _silence_other_handlers() -> None:

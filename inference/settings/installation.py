@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from inference.settings.addresses import UrlOrOff
-from inference.settings.kinds import Choice, FilePath, Flag, WholeNumber
+from inference.settings.kinds import Choice, FilePath, Flag, LogLevel, LogLevels, WholeNumber
 from inference.settings.setting import Reader, Setting
 
 START = frozenset({Reader.SERVE, Reader.NEURON, Reader.COMMANDS})
@@ -18,6 +18,15 @@ LOG_FORMAT: Setting[str] = Setting(
     default="text",
     readers=frozenset(Reader) - {Reader.COMMANDS},
     doc="the log of every process: `text`, or `json` with an object a line",
+)
+LOG_LEVEL: Setting[LogLevel] = Setting(
+    name="HELEXA_LOG_LEVEL",
+    kind=LogLevels(),
+    default=LogLevel(),
+    default_words="info (`serve` itself: warning)",
+    readers=frozenset(Reader) - {Reader.COMMANDS},
+    doc="what every process logs, as `info,inference.neuron=debug`; "
+    "see [Watching](monitoring.md#watching)",
 )
 TORCH_CPU_INDEX: Setting[str | None] = Setting(
     name="HELEXA_TORCH_CPU_INDEX",

@@ -114,3 +114,42 @@ class Command:
 
     def parse(self, word: str) -> tuple[str, ...]:
         return tuple(shlex.split(word))
+
+
+LEVELS = ("debug", "info", "warning", "error")
+LOGGER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,199}")
+
+
+@dataclass(frozen=True, slots=True)
+class LogLevel:
+    """What a process logs. ``default`` is ``None`` where only loggers are named."""
+
+    default: str | None = None
+    by_logger: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogLevels:
+    """``info`` or ``info,inference.neuron=debug``: a level, and levels of loggers by their name."""
+
+    @property
+    def rule(self) -> str:
+        return f"{', '.join(LEVELS[:-1])} or {LEVELS[-1]}, with `,LOGGER=LEVEL` for loggers"
+
+    def parse(self, word: str) -> LogLevel:
+        default: str | None = None
+        by_logger: dict[str, str] = {}
+        for part in word.split(","):
+            name, equals, level = (piece.strip() for piece in part.rpartition("="))
+            level = level.lower()
+            if level not in LEVELS:
+                raise ValueError(f"{level!r} is no level")
+            if not equals:
+                if default is not None:
+                    raise ValueError("it has two levels without a logger")
+                default = level
+            elif not LOGGER_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no logger's name")
+            elif by_logger.setdefault(name, level) != level:
+                raise ValueError(f"{name} has two levels")
+        return LogLevel(default, tuple(by_logger.items()))

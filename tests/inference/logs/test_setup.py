@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
 from helexa_site.config import REPOSITORY_DIR
 from inference.logs.setup import configure_logging
+from inference.settings.setting import SettingError
 
 PROGRAM = """
 import logging, sys, threading, warnings
@@ -71,3 +73,45 @@ def test_text_is_the_default() -> None:
 def test_another_word_is_refused() -> None:
     with pytest.raises(ValueError, match="HELEXA_LOG_FORMAT='xml' is not text or json"):
         configure_logging("gateway", environment={"HELEXA_LOG_FORMAT": "xml"})
+
+
+LEVELS = """
+import logging
+from inference.logs.setup import configure_logging
+configure_logging("neuron")
+for name in ("inference.neuron.app", "inference.gateway", "httpx", "celery"):
+    for level in ("debug", "info", "warning", "error"):
+        getattr(logging.getLogger(name), level)("")
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "num_records"),
+    [
+        ("", (3, 3, 2, 2)),
+        ("info", (3, 3, 2, 2)),
+        ("debug", (4, 4, 2, 2)),
+        ("WARNING", (2, 2, 2, 2)),
+        ("error", (1, 1, 1, 1)),
+        ("info,inference.neuron=debug", (4, 3, 2, 2)),
+        (" inference=error , httpx=info ", (1, 1, 3, 2)),
+    ],
+)
+def test_levels_are_the_operators(word: str, num_records: tuple[int, ...]) -> None:
+    outcome = subprocess.run(
+        [sys.executable, "-c", LEVELS],
+        cwd=REPOSITORY_DIR,
+        env={"HELEXA_LOG_LEVEL": word, "HELEXA_LOG_FORMAT": "json"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loggers = Counter(json.loads(line)["logger"] for line in outcome.stderr.splitlines())
+    names = ("inference.neuron.app", "inference.gateway", "httpx", "celery")
+    assert tuple(loggers[name] for name in names) == num_records
+
+
+@pytest.mark.parametrize("word", ["loud", "info,debug", "info,a b=debug", "a=info,a=debug", "a="])
+def test_levels_that_do_not_exist_are_refused(word: str) -> None:
+    with pytest.raises(SettingError, match="HELEXA_LOG_LEVEL="):
+        configure_logging("gateway", environment={"HELEXA_LOG_LEVEL": word})

@@ -25,6 +25,7 @@ from inference.settings.kinds import (
     Decimal,
     FilePath,
     Flag,
+    LogLevels,
     Text,
     WholeNumber,
 )
@@ -65,6 +66,8 @@ def accepted(setting: Setting[Any]) -> tuple[str, ...]:
             return ("1", "0", "true", "No", "ON", " off ")
         case Choice(words=words):
             return (*words, words[-1].upper())
+        case LogLevels():
+            return ("info", "DEBUG", "error,a.b=debug", "inference.neuron=info")
         case Text(min_characters=least):
             return ("x" * max(1, least), "x" * 4096)
         case FilePath():
@@ -99,6 +102,8 @@ def refused(setting: Setting[Any]) -> tuple[str, ...]:
             return ("maybe", "2", "-1", "truee", "1 0")
         case Choice(words=words):
             return ("other", f"{words[0]}x", "1")
+        case LogLevels():
+            return ("loud", "info,debug", "a=", "=info", "info;a=debug", "a=info,a=debug")
         case Text(min_characters=least):
             return ("x" * (least - 1), "x", f" {'x' * (least - 2)} ") if least else ()
         case FilePath():
