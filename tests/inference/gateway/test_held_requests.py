@@ -17,6 +17,13 @@ from tests.inference.gateway.fake_neuron import FakeNeuron, silent
 CHAT = "/v1/chat/completions"
 
 
+@pytest.fixture(autouse=True)
+def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two looks are still further apart than the reader's read, whose end says what has come."""
+    monkeypatch.setattr("inference.gateway.gateway.LOOK_INTERVAL_S", 0.2)
+    monkeypatch.setattr("inference.gateway.event_reader.BLOCK_MS", 100)
+
+
 def ask(**more: Any) -> dict[str, Any]:
     return {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], **more}
 
@@ -32,7 +39,7 @@ async def say(neuron: FakeNeuron, gateway: Gateway, *held: str, **more: Any) -> 
     """Until cancelled."""
     while True:
         await neuron.hold({gateway.gateway_id: list(held)}, **more)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -60,7 +67,7 @@ async def test_a_gateway_that_is_not_named_has_nothing_there(
     async def say_nothing() -> None:
         while True:
             await neuron.hold({})
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.05)
 
     saying = asyncio.create_task(say_nothing())
     await exchange.finish()
@@ -73,10 +80,8 @@ async def test_what_is_held_or_may_have_ended_goes_on(
     client: AsgiClient,
     neuron: FakeNeuron,
     gateway: Gateway,
-    monkeypatch: pytest.MonkeyPatch,
     what: str,
 ) -> None:
-    monkeypatch.setattr("inference.gateway.gateway.LOOK_INTERVAL_S", 0.1)
     neuron.script = silent
     exchange = client.open("POST", CHAT, ask())
     submit = await asyncio.wait_for(neuron.submitted.get(), 60)
@@ -90,7 +95,7 @@ async def test_what_is_held_or_may_have_ended_goes_on(
             await neuron.hold({})
         case "nothing":
             pass
-    await asyncio.sleep(3.0)
+    await asyncio.sleep(2.0)
     assert not exchange.ended.is_set()
     if saying is not None:
         saying.cancel()
