@@ -73,22 +73,20 @@ class BackgroundRun:
             self.task.cancel()
 
     async def work(self) -> None:
-        self.call.outcome = await self._outcome()
-
-    async def _outcome(self) -> str:
-        """``finished``, or the code of what it ended with."""
         try:
             await self._answer()
         except asyncio.CancelledError:
             if self._is_cancelled:
-                return self._stop()
-            return await self._fail(shutting_down())
+                self._stop()
+            else:
+                await self._fail(shutting_down())
         except ApiError as error:
-            return await self._fail(error)
+            await self._fail(error)
         except Exception:
             logger.exception("response %s failed", self.id)
-            return await self._fail(InternalError())
-        return CANCELLED if self._is_cancelled else FINISHED
+            await self._fail(InternalError())
+        else:
+            self.call.outcome = CANCELLED if self._is_cancelled else FINISHED
 
     async def _answer(self) -> None:
         async with run_request(
@@ -123,21 +121,20 @@ class BackgroundRun:
                 await asyncio.sleep(pause_s)
         return await self._store.progress(response, number)
 
-    def _stop(self) -> str:
+    def _stop(self) -> None:
         """Ends the run: it has been cancelled, and the store knows."""
         self._is_cancelled = True
         cancelled = Failure(code="cancelled", message="The response was cancelled.")
         self.log.put(self._encoder.cancelled(RequestFailedError(cancelled)))
-        return cancelled.code
 
-    async def _fail(self, error: ApiError) -> str:
+    async def _fail(self, error: ApiError) -> None:
+        self.call.fail(error)
         self.log.put(self._encoder.failed(error))
         assert self._encoder.response is not None, "the encoder has opened"
         try:
             await self._store.progress(self._encoder.response, self._encoder.next_number - 1)
         except ServiceUnavailableError:
             logger.error("response %s failed (%s) and cannot say so", self.id, error.code)
-        return error.code
 
 
 class BackgroundRuns:

@@ -105,7 +105,7 @@ class BatchRow:
             call.outcome = "finished"
         except ApiError as error:
             failed = self._blamed(error)
-            call.outcome = failed.code
+            call.fail(failed)
             raise failed from error
         finally:
             call.close()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from inference.gateway.tally import NOTHING, Tally
 from inference.protocol.events import Usage
+from inference.wire.errors import ApiError
 from metering.limit_state import NO_LIMITS
 from metering.prices import FREE, Prices
 from metering.principal import Principal
@@ -58,6 +59,9 @@ class RequestOutcome:
     ended_unix_s: float
     was_cold: bool
     """Its model was loaded for it."""
+    error_status: int = 0
+    """Of the error that it ended with; ``status`` is 200 where its stream had begun."""
+    error_message: str = ""
     is_self_test: bool = False
     """``serve`` has asked it: it is logged, and nothing else."""
 
@@ -72,6 +76,8 @@ class Call:
         "client",
         "discount_percent",
         "endpoint",
+        "error_message",
+        "error_status",
         "is_billed",
         "is_reserved",
         "limit_state",
@@ -113,6 +119,8 @@ class Call:
         self.was_cold = False
         self.tally: Tally | None = None
         self.outcome = CANCELLED
+        self.error_message = ""
+        self.error_status = 0
         self.status = 0
         self.limit_state = NO_LIMITS
         """Told with the response: what is left of the caller's limits."""
@@ -126,6 +134,13 @@ class Call:
     def who(self) -> Principal:
         assert self.principal is not None, "a call that is not identified"
         return self.principal
+
+    def fail(self, error: ApiError) -> None:
+        """It ends with that error. Keeps its words alone: its traceback's frames refer to the
+        call."""
+        self.outcome = error.code
+        self.error_message = error.message
+        self.error_status = error.status
 
     def hand_over(self) -> Call:
         """Another call goes on with what this one has begun, and tells how it ended."""
@@ -174,6 +189,8 @@ class Call:
                 time_to_first_token_s=None if first_s is None else first_s - self._started_s,
                 ended_unix_s=time.time(),
                 was_cold=self.was_cold,
+                error_status=self.error_status,
+                error_message=self.error_message,
                 is_self_test=principal is not None and principal.is_self_test,
             )
         )

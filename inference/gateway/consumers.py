@@ -183,7 +183,7 @@ class ApiConsumer(AbortableConsumer):
                 await self._open()
             await self._take_body(message.get("body", b""))
         except ApiError as error:
-            self.call.outcome = error.code
+            self.call.fail(error)
             self._start(self.refuse(error))
             return
         if not message.get("more_body", False):
@@ -324,16 +324,16 @@ class ApiConsumer(AbortableConsumer):
             await self.answer(body)
             self.call.outcome = FINISHED if self.call.status < FIRST_ERROR else self.error_outcome
         except ApiError as error:
-            self.call.outcome = error.code
+            self.call.fail(error)
             await self.refuse(error)
         except asyncio.CancelledError:
             if self._client_left:
                 raise
-            self.call.outcome = shutting_down().code
+            self.call.fail(shutting_down())
             await self.refuse(shutting_down())
         except Exception:
             logger.exception("request %s failed", self.request_id)
-            self.call.outcome = InternalError.code
+            self.call.fail(InternalError())
             await self.refuse(InternalError())
 
 

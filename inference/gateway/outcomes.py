@@ -8,12 +8,16 @@ from collections.abc import Callable
 
 from inference.gateway.call import NO_MODEL, RequestOutcome
 from inference.gateway.metrics import Metrics
-from inference.protocol.preparing import BROKE_WORKER
 
 logger = logging.getLogger("helexa.requests")
 
 PROBES = frozenset({"/health"})
 """Asked every few seconds by whatever watches a gateway: their lines would bury the others."""
+
+SERVER_ERRORS = frozenset({500, 502, 503, 504})
+UNAVAILABLE = 503
+BUSY = frozenset({"queue_full", "queue_timeout"})
+MAX_CAUSE_CHARACTERS = 300
 
 Listener = Callable[[RequestOutcome], None]
 
@@ -55,15 +59,13 @@ def counted_by(metrics: Metrics) -> Listener:
 
 
 def log(outcome: RequestOutcome) -> None:
-    """Holds no client's text: the model is the catalogue's name, the client one of a fixed set."""
+    """Holds no client's text: the model is the catalogue's name, the client one of a fixed set, and
+    only failures of the server have their cause with them."""
     usage = outcome.usage
-    level = logging.DEBUG if outcome.endpoint in PROBES else logging.INFO
-    if outcome.outcome == BROKE_WORKER:
-        level = logging.ERROR
     logger.log(
-        level,
+        _level(outcome),
         "%s %s %s/%s model=%s neuron=%s client=%s status=%d %s prompt=%d cached=%d completion=%d "
-        "ms=%.0f",
+        "ms=%.0f%s",
         outcome.request_id,
         outcome.endpoint,
         outcome.account or "-",
@@ -77,8 +79,24 @@ def log(outcome: RequestOutcome) -> None:
         usage.cached_tokens,
         usage.completion_tokens,
         outcome.duration_s * 1000,
+        f" cause={outcome.error_message:.{MAX_CAUSE_CHARACTERS}}" if _is_ours(outcome) else "",
         extra={"request": _fields(outcome)},
     )
+
+
+def _level(outcome: RequestOutcome) -> int:
+    if _is_ours(outcome):
+        is_temporary = outcome.error_status == UNAVAILABLE
+        return logging.WARNING if is_temporary else logging.ERROR
+    return logging.DEBUG if outcome.endpoint in PROBES else logging.INFO
+
+
+def _is_ours(outcome: RequestOutcome) -> bool:
+    """Whether the server failed, and did not merely refuse what was too much or not there."""
+    is_refusal = outcome.error_status == UNAVAILABLE and (
+        not outcome.neuron or outcome.outcome in BUSY
+    )
+    return outcome.error_status in SERVER_ERRORS and not is_refusal
 
 
 def _fields(outcome: RequestOutcome) -> dict[str, object]:
@@ -93,6 +111,7 @@ def _fields(outcome: RequestOutcome) -> dict[str, object]:
         "neuron": outcome.neuron,
         "status": outcome.status,
         "outcome": outcome.outcome,
+        **({"cause": outcome.error_message} if _is_ours(outcome) else {}),
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,

@@ -137,7 +137,7 @@ class ResponseSocket(AbortableConsumer):
             finally:
                 bounds.close_request(num_bytes)
         except ApiError as error:
-            call.outcome = error.code
+            call.fail(error)
             await self.send({"type": "websocket.send", "text": error_message(error)})
         finally:
             call.close()
@@ -170,7 +170,7 @@ class ResponseSocket(AbortableConsumer):
         return await self.gateway.identifier.identify(self.scope["headers"], scope=Scope.INFERENCE)
 
     async def _refuse(self, turn: ResponseTurn, error: ApiError) -> None:
-        turn.call.outcome = error.code
+        turn.call.fail(error)
         if frames := await turn.failed(error):
             await self._send_frames(frames)
         else:

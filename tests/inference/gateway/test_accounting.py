@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,8 @@ from prometheus_client import generate_latest
 
 from helexa_site.bootstrap.readiness import SELF_TEST_HEADER
 from inference.gateway.gateway import Gateway
+from inference.logs.formatters import TextFormatter
+from inference.logs.redaction import Redactor
 from inference.protocol.events import (
     Accepted,
     Cancelled,
@@ -299,6 +302,35 @@ async def test_a_failure_pays_for_what_was_computed(
     assert (await client.post(CHAT, BODY, headers=BEARER)).status == 503
     (entry,) = ledger.settled
     assert (entry.outcome, entry.prompt_tokens, entry.completion_tokens) == ("device_fault", 7, 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "level"),
+    [
+        ("engine_crashed", logging.WARNING),
+        ("out_of_memory", logging.WARNING),
+        ("not_known_to_anybody", logging.ERROR),
+        ("queue_full", logging.INFO),
+        ("context_length_exceeded", logging.INFO),
+    ],
+)
+async def test_failures_of_the_server_are_logged_with_their_cause(
+    client: AsgiClient, neuron: FakeNeuron, caplog: pytest.LogCaptureFixture, code: str, level: int
+) -> None:
+    async def breaks(submit: Submit) -> AsyncIterator[list[Event]]:
+        failure = Failure(code=code, message="The engine\nis gone" + "!" * 1000)
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
+        yield [Failed(request_id=submit.request_id, failure=failure)]
+
+    neuron.script = breaks
+    caplog.set_level("INFO", logger="helexa.requests")
+    await client.post(CHAT, BODY | {"stream": True}, headers=BEARER)
+    (record,) = (record for record in caplog.records if record.name == "helexa.requests")
+    line = TextFormatter("gateway", Redactor()).format(record)
+    assert record.levelno == level
+    assert all(word in line for word in ("model=tiny", "neuron=beast", f" {code} "))
+    assert ("cause=The engine\\nis gone!" in line) is (level > logging.INFO)
+    assert len(line) < 700
 
 
 async def test_refusals_are_told_and_cost_nothing(
