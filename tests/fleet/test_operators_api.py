@@ -96,7 +96,7 @@ def test_settings_are_for_superusers_and_writers(api: Api) -> None:
     rows = {row["name"]: row for row in api.get("settings")}
     assert "HELEXA_DATA_DIR" in rows
     assert api.get("settings/HELEXA_DATA_DIR") == rows["HELEXA_DATA_DIR"]
-    assert api.get("settings/HELEXA_NOTHING", 404)["code"] == "setting_not_found"
+    assert api.get("settings/HELEXA_TEST_NOTHING", 404)["code"] == "setting_not_found"
     key_api("fleet:read").get("settings", 403)
     client = Client()
     client.force_login(User.objects.create_user("clerk", is_staff=True))

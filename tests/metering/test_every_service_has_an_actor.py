@@ -24,6 +24,9 @@ WITHOUT_AN_ACTOR = {
     "metering.services.keys.key_check": "checks, writes nothing",
     "metering.services.audit.changes_of": "compares, writes nothing",
     "metering.services.audit.values_of": "reads, writes nothing",
+    "fleet.services.job_claims.neuron_away": "decides, writes nothing",
+    "fleet.services.neurons.models_to_restore": "reads",
+    "fleet.services.presence.reporting_neuron": "reads",
     # Parts of other services' transactions.
     "metering.services.audit.revision_bump": "the service that calls it is audited",
     "fleet.services.load_measurements.load_measurements_forget": "its caller is audited",
@@ -65,6 +68,7 @@ WITHOUT_AN_ACTOR = {
     "fleet.services.reconciling.fleet_plan": "decides, writes nothing",
     "fleet.services.reconciling.plan_begin": "its jobs name control",
     "fleet.services.reconciling.jobs_known": "reads",
+    "fleet.services.neurons.neuron_models_restored": "its load jobs name control",
     # Requests, which the ledger tells of.
     "inference.conversations.services.response_save": "a client's request",
     "inference.conversations.services.response_progress": "a client's request goes on",
