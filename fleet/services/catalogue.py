@@ -12,6 +12,7 @@ from fleet import catalogue, selectors
 from fleet.catalogue import SETTINGS, SettingValue
 from fleet.errors import CatalogueValueError, ModelHasAdaptersError
 from fleet.models import Alias, CatalogueModel
+from fleet.services.catalogue_cache import catalogue_changed
 from fleet.services.load_jobs import model_unload_everywhere
 from fleet.services.load_measurements import load_measurements_forget
 from metering.actor import Actor
@@ -42,7 +43,7 @@ def catalogue_model_create(*, actor: Actor, name: str, **values: SettingValue) -
             object_id=name,
             detail=values_of(model, SETTINGS),
         )
-        _catalogue_changed()
+        catalogue_changed()
     return model
 
 
@@ -66,7 +67,7 @@ def catalogue_model_update(
             audit_entry_create(
                 actor=actor, action="model.update", object_id=model.name, detail=changes
             )
-        _catalogue_changed()
+        catalogue_changed()
 
 
 def catalogue_model_delete(*, actor: Actor, model: CatalogueModel) -> None:
@@ -81,7 +82,7 @@ def catalogue_model_delete(*, actor: Actor, model: CatalogueModel) -> None:
         model.delete()
         audit_entry_create(actor=actor, action=DELETION, object_id=model.name)
         model_unload_everywhere(actor=actor, model_name=model.name)
-        _catalogue_changed()
+        catalogue_changed()
 
 
 def catalogue_model_check(*, model: CatalogueModel) -> None:
@@ -118,7 +119,7 @@ def alias_create(*, actor: Actor, name: str, model: CatalogueModel) -> Alias:
         audit_entry_create(
             actor=actor, action="alias.create", object_id=name, detail={"model": model.name}
         )
-        _catalogue_changed()
+        catalogue_changed()
     return alias
 
 
@@ -132,14 +133,14 @@ def alias_update(*, actor: Actor, alias: Alias, changed_fields: list[str]) -> No
             audit_entry_create(
                 actor=actor, action="alias.update", object_id=alias.name, detail=changes
             )
-        _catalogue_changed()
+        catalogue_changed()
 
 
 def alias_delete(*, actor: Actor, alias: Alias) -> None:
     with transaction.atomic():
         alias.delete()
         audit_entry_create(actor=actor, action="alias.delete", object_id=alias.name)
-        _catalogue_changed()
+        catalogue_changed()
 
 
 def alias_check(*, alias: Alias) -> None:
@@ -176,10 +177,3 @@ def default_model_offer(*, actor: Actor) -> CatalogueModel | None:
     if not is_there and deletions.exists():
         return None
     return default_model_ensure(actor=actor)
-
-
-def _catalogue_changed() -> None:
-    """Now, for reads inside this transaction; and after the commit, because another thread may
-    have read the old rows in between."""
-    selectors.catalogue_cache_clear()
-    transaction.on_commit(selectors.catalogue_cache_clear)

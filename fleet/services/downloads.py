@@ -36,6 +36,7 @@ from fleet.services.presence import reporting_neuron
 from fleet.snapshot import FleetSnapshot
 from inference.protocol.downloads import DeleteSpec, PullSpec
 from metering.actor import Actor
+from metering.models import AuditEntry
 from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
@@ -138,8 +139,8 @@ def download_delete_start(
 
 
 def download_cancel(*, actor: Actor, download: Download) -> Download:
-    """It ends when its neuron has ended it. Raises ``JobCannotBeCancelledError``,
-    ``BrokerUnavailableError``."""
+    """It ends when its neuron has ended it. The neuron is told once the transaction commits. Raises
+    ``JobCannotBeCancelledError``, ``BrokerUnavailableError``."""
     if not download.is_active:
         raise JobCannotBeCancelledError(f"The download has ended: it {download.status}")
     if download.kind == DownloadKind.DELETE:
@@ -147,14 +148,27 @@ def download_cancel(*, actor: Actor, download: Download) -> Download:
     download.cancel_wanted_at = timezone.now()
     with transaction.atomic():
         Download.objects.filter(pk=download.pk).update(cancel_wanted_at=download.cancel_wanted_at)
-        audit_entry_create(
+        entry = audit_entry_create(
             actor=actor,
             action="download.cancel",
             object_id=download.source[:AUDITED_LENGTH],
             detail={"neuron": download.neuron.name, "download": str(download.pk)},
         )
-        neuron_client.send_cancel_pull(neuron_name=download.neuron.name, job_id=str(download.pk))
+        transaction.on_commit(partial(_send_cancel_or_undo, download, entry))
     return download
+
+
+def _send_cancel_or_undo(download: Download, entry: AuditEntry) -> None:
+    """A cancellation that Redis does not take is none. Raises ``BrokerUnavailableError``."""
+    try:
+        neuron_client.send_cancel_pull(neuron_name=download.neuron.name, job_id=str(download.pk))
+    except BrokerUnavailableError:
+        with transaction.atomic():
+            same = Download.objects.filter(cancel_wanted_at=download.cancel_wanted_at)
+            same.filter(pk=download.pk).update(cancel_wanted_at=None)
+            entry.delete()
+        download.cancel_wanted_at = None
+        raise
 
 
 def _somewhere(source: str, snapshot: FleetSnapshot, pinned_on: Sequence[str]) -> str:

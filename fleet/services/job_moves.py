@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.db import transaction
@@ -21,6 +23,7 @@ from fleet import selectors
 from fleet.errors import BrokerUnavailableError
 from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
 from fleet.models import CatalogueModel, LoadJob
+from fleet.services.catalogue_cache import catalogue_changed
 from fleet.services.job_claims import NOT_SENT, failure_values, job_claim, job_report
 from fleet.services.job_messages import send_reload, send_unload
 from fleet.services.load_measurements import load_measurement_record, load_need_record
@@ -29,6 +32,9 @@ from inference.protocol.keys import HEARTBEAT_EXPIRY_S
 from inference.protocol.load import LOADED, LoadFailure, LoadProgress, LoadReport
 
 logger = logging.getLogger(__name__)
+
+Send = Callable[[LoadJob], None]
+"""Raises ``BrokerUnavailableError``."""
 
 OLD_HEARTBEAT = timedelta(seconds=HEARTBEAT_EXPIRY_S + 1)
 """A heartbeat that is read so long after a job was asked for was written after it."""
@@ -70,9 +76,18 @@ def load_job_end(
     return ended
 
 
-def load_job_not_sent(*, job: LoadJob) -> None:
-    """The broker did not take the message: nothing has happened on the neuron."""
-    load_job_end(job=job, status=LoadJobStatus.FAILED, failure=NOT_SENT)
+def load_job_send(*, job: LoadJob, send: Send) -> None:
+    """Sends the job's message once the transaction commits: a control that is deposed, or whose
+    database breaks, has sent nothing. A job whose message the broker does not take has failed."""
+    transaction.on_commit(partial(_send_or_fail, job, send), robust=True)
+
+
+def _send_or_fail(job: LoadJob, send: Send) -> None:
+    try:
+        send(job)
+    except BrokerUnavailableError as error:
+        logger.warning("%s job %s could not be sent: %s", job.kind, job.pk, error)
+        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=NOT_SENT)
 
 
 def _load_advance(job: LoadJob, state: ReplicaState, now: datetime) -> None:
@@ -184,23 +199,15 @@ def _replacing_advance(
 def _replaced_unload(job: LoadJob, now: datetime) -> None:
     """Whoever claims the move to RUNNING tells the neuron, once."""
     values = {"started_at": now, "reported_at": now}
-    if not job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
-        return
-    try:
-        send_unload(job)
-    except BrokerUnavailableError:
-        load_job_not_sent(job=job)
+    if job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
+        load_job_send(job=job, send=send_unload)
 
 
 def _reload_in_turn(job: LoadJob, now: datetime) -> None:
     """Makes it a reload in place. Whoever wins the claim tells the neuron, once."""
     values = {"started_at": now, "reported_at": now, "replacement": None}
-    if not job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
-        return
-    try:
-        send_reload(job)
-    except BrokerUnavailableError:
-        load_job_not_sent(job=job)
+    if job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
+        load_job_send(job=job, send=send_reload)
 
 
 def _waiting_for(state: ReplicaState, then: str = "ending its engine") -> str:
@@ -262,4 +269,4 @@ def _weights_measured(model: CatalogueModel, report: LoadReport) -> None:
         .update(weight_bytes=report.weight_bytes)
     )
     if changed:
-        selectors.catalogue_cache_clear()
+        catalogue_changed()

@@ -7,27 +7,20 @@ Who asks for what is under way gets that job; a load by another spec takes its p
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, transaction
 
 from fleet import selectors
-from fleet.errors import BrokerUnavailableError
 from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
 from fleet.models import LoadJob
 from fleet.services.job_messages import spec_of
-from fleet.services.job_moves import load_job_end, load_job_not_sent
+from fleet.services.job_moves import Send, load_job_end, load_job_send
 from inference.protocol.load import spec_digest
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
-
-Send = Callable[[LoadJob], None]
-"""Raises ``BrokerUnavailableError``."""
-
 
 def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
     """The job that is under way and does the same, or ``job``, saved; ``send`` runs once the
@@ -52,7 +45,7 @@ def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
                     detail=_detail(job),
                 )
                 if send is not None:
-                    transaction.on_commit(partial(_send_or_fail, job, send))
+                    load_job_send(job=job, send=send)
             return job
         except IntegrityError:
             logger.info("another %s job for %s came first, or what it names is gone", job.kind, job)
@@ -86,11 +79,3 @@ def _detail(job: LoadJob) -> dict[str, Any]:
     if job.evict:
         detail["evict"] = job.evict
     return detail
-
-
-def _send_or_fail(job: LoadJob, send: Send) -> None:
-    try:
-        send(job)
-    except BrokerUnavailableError as error:
-        logger.warning("%s job %s could not be sent: %s", job.kind, job.pk, error)
-        load_job_not_sent(job=job)

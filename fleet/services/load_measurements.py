@@ -10,8 +10,8 @@ from typing import Any
 
 from django.utils import timezone
 
-from fleet import selectors
 from fleet.models import CatalogueModel, LoadMeasurement, Neuron
+from fleet.services.catalogue_cache import catalogue_changed
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import LoadReport
 from inference.protocol.prefill_speed import PrefillSpeed
@@ -29,7 +29,7 @@ def load_measurement_record(*, model: CatalogueModel, neuron: Neuron, report: Lo
     elsewhere = LoadMeasurement.objects.filter(model=model, neuron=neuron)
     elsewhere.exclude(device_kind=values["device_kind"]).delete()
     LoadMeasurement.objects.update_or_create(model=model, neuron=neuron, defaults=values)
-    selectors.catalogue_cache_clear()
+    catalogue_changed()
 
 
 def load_need_record(
@@ -46,12 +46,12 @@ def load_need_record(
     }
     rows = LoadMeasurement.objects.filter(model=model, neuron=neuron)
     if rows.filter(**said, load_bytes__lt=load_bytes).update(load_bytes=load_bytes):
-        selectors.catalogue_cache_clear()
+        catalogue_changed()
         return
     values = said | {"load_bytes": load_bytes}
     _, is_new = LoadMeasurement.objects.get_or_create(model=model, neuron=neuron, defaults=values)
     if is_new:
-        selectors.catalogue_cache_clear()
+        catalogue_changed()
 
 
 def prefill_averages_record(*, rows: list[LoadMeasurement], states: list[ReplicaState]) -> None:
@@ -108,4 +108,4 @@ def _write_speed(row: LoadMeasurement, state: ReplicaState) -> None:
         prefill_window_tokens=speed.window_tokens,
         measured_at=timezone.now(),
     )
-    selectors.catalogue_cache_clear()
+    catalogue_changed()

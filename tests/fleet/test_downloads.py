@@ -104,6 +104,15 @@ def test_a_cancellation_that_redis_does_not_take_is_none(beast, sent) -> None:
     assert start(file="other").failure_code == "broker_away"
 
 
+def test_a_cancellation_that_is_not_written_is_not_sent(beast, sent) -> None:
+    download = start()
+    sent.tasks.clear()
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        services.download_cancel(actor=COMMAND, download=download)
+        raise ZeroDivisionError
+    assert sent.tasks == []
+
+
 def test_what_nobody_works_on_has_failed(beast, sent, say, redis_db) -> None:
     now = timezone.now()
     lost, silent, _, cancelled = (start(file=str(number)) for number in range(4))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
-from fleet import services
+from fleet import leadership, services
 from fleet.errors import ReplicaNotFoundError
 from fleet.lifecycles import LoadJobStatus
 from fleet.models import LoadJob
@@ -185,3 +187,38 @@ def test_cancelling_one_that_waits_for_its_turn_touches_no_other(model, say, bui
     assert services.load_job_cancel(actor=COMMAND, job=second).pk == second.pk
     assert (status_of(first), status_of(second)) == (LoadJobStatus.PENDING, "cancelled")
     assert len(sent.tasks) == 1
+
+
+class Unwritten(Exception):
+    """The tick's transaction does not commit."""
+
+
+@pytest.mark.parametrize("beast_is_ready_again", [False, True])
+def test_a_tick_that_is_rolled_back_has_sent_nothing(
+    model, say, build, sent, publish, beast_is_ready_again
+) -> None:
+    """Both messages that a tick sends of itself: the next reload's, and the unload of what has
+    been replaced elsewhere."""
+    say("beast", build.replica(**OLD))
+    if beast_is_ready_again:
+        say("beauty", build.replica(**OLD))
+        first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
+        say("beast", build.replica(job_id=str(first.pk)))
+        due = publish("beauty", replicas=[build.replica(**OLD)]), ("load_model", "neuron.beauty")
+    else:
+        say("beauty")
+        job = reload()
+        assert job.replacement is not None
+        say("beauty", build.replica(job_id=str(job.replacement.pk)))
+        due = publish("beast", replicas=[build.replica(**OLD)]), ("unload_model", "neuron.beast")
+    heartbeat, message = due
+    sent.tasks.clear()
+    for _ in range(3):
+        with contextlib.suppress(Unwritten), leadership.this_control.fenced():
+            services.heartbeat_record(heartbeat=heartbeat)
+            raise Unwritten
+    assert names(sent) == []
+    with leadership.this_control.fenced():
+        services.heartbeat_record(heartbeat=heartbeat)
+        assert names(sent) == []
+    assert names(sent) == [message]
