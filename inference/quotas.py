@@ -1,7 +1,8 @@
-"""Quotas of what accounts keep: counted and added to in one transaction, one account at a time.
+"""Quotas of the rows of one owner, such as an account: counted and added to in one transaction, one
+owner at a time.
 
 SQLite's transactions are immediate, so that one writes at a time; PostgreSQL gets a lock of the
-account, which ends with the transaction.
+owner, which ends with the transaction.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ class Quota:
 
 
 @contextmanager
-def account_locked(kind: str, account: str, using: str = "default") -> Iterator[None]:
-    """A transaction in which nobody else adds to what this account keeps of a ``kind``."""
+def quota_locked(kind: str, owner: str, using: str = "default") -> Iterator[None]:
+    """A transaction in which nobody else adds to what this owner has of a ``kind``."""
     connection = connections[using]
     with transaction.atomic(using=using):
         if connection.vendor == "postgresql":
             with connection.cursor() as cursor:
-                locked = f"{kind} {account}"
+                locked = f"{kind} {owner}"
                 cursor.execute(
                     "SELECT pg_advisory_xact_lock(%s, hashtext(%s))", [LOCK_CLASS, locked]
                 )

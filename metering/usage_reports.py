@@ -40,16 +40,15 @@ from inference.protocol.usage_reports import (
 )
 from metering import store
 from metering.entries import Settle
-from metering.models import Reservation, SetAsideReport
+from metering.models import Reservation
 from metering.receipts import Receipt, ReceiptError, Receipts
+from metering.set_aside import report_set_aside
 
 logger = logging.getLogger(__name__)
 
 REPORTS_PER_BATCH = 200
 MAX_STREAM_BYTES = 32 * 1024 * 1024
 """A stream of the most entries that a neuron keeps takes about a third of that."""
-MAX_SET_ASIDE_PER_NEURON = 100
-"""Rows kept for people to read; what comes after them is counted in the last one."""
 
 OUTCOME = re.compile(r"[a-z0-9_]{1,64}")
 NOTHING_USED = Usage(prompt_tokens=0, completion_tokens=0)
@@ -108,7 +107,7 @@ def _entries(client: redis.Redis, key: str, neuron: str, using: str) -> StreamEn
         return read.run(client)
     except NeuronValueError as error:
         client.unlink(key)
-        _set_aside(neuron, str(error), using)
+        report_set_aside(neuron, str(error), using)
         return []
 
 
@@ -122,10 +121,10 @@ def _fitting(
         receipt = receipts.open(report.receipt, neuron=neuron)
         _check(report, receipt)
     except msgspec.DecodeError:
-        _set_aside(neuron, "a report does not decode", using)
+        report_set_aside(neuron, "a report does not decode", using)
         return None
     except (ReceiptError, UnfitReportError) as error:
-        _set_aside(neuron, str(error), using, receipt)
+        report_set_aside(neuron, str(error), using, receipt)
         return None
     return Fitting(receipt, report)
 
@@ -178,7 +177,7 @@ def _settle_one_by_one(
         except IS_AWAY:
             raise
         except (DatabaseError, OverflowError) as error:
-            _set_aside(neuron, f"the database refuses it: {error}", using, each.receipt)
+            report_set_aside(neuron, f"the database refuses it: {error}", using, each.receipt)
 
 
 def settle_of(fitting: Fitting, budgets: tuple[int, ...], now_unix_s: float) -> Settle:
@@ -212,23 +211,6 @@ def settle_of(fitting: Fitting, budgets: tuple[int, ...], now_unix_s: float) -> 
 
 def _ms(seconds: float, most_s: float) -> int | None:
     return min(round(seconds * 1000), store.MAX_INT32) if 0 <= seconds <= most_s else None
-
-
-def _set_aside(neuron: str, reason: str, using: str, receipt: Receipt | None = None) -> None:
-    """Keeps a row for people. ``receipt``: where it is genuine."""
-    reason = reason[:500]
-    rows = SetAsideReport.objects.using(using).filter(neuron=neuron)
-    if rows.count() >= MAX_SET_ASIDE_PER_NEURON:
-        last = rows.order_by("-id").values_list("id", "num_more")[0]
-        rows.filter(id=last[0]).update(num_more=last[1] + 1)
-        return
-    logger.warning("a usage report of neuron %s is set aside: %s", neuron, reason)
-    SetAsideReport.objects.using(using).create(
-        neuron=neuron,
-        reason=reason,
-        request_id="" if receipt is None else receipt.request_id,
-        account="" if receipt is None else receipt.account,
-    )
 
 
 def budgets_by_request(rows: Iterable[Any]) -> dict[str, tuple[int, ...]]:

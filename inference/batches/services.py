@@ -24,7 +24,7 @@ from inference.batches.selectors import (
     file_record,
     num_open_batches,
 )
-from inference.quotas import Quota, Used, account_locked
+from inference.quotas import Quota, Used, quota_locked
 
 MAX_NAME_CHARS = 255
 LEASE_S = 30.0
@@ -45,7 +45,7 @@ def file_add(
     """``lasts``: until it expires. Raises ``QuotaFullError`` where the account keeps as many as it
     may."""
     now = timezone.now()
-    with account_locked("files", account, using):
+    with quota_locked("files", account, using):
         quota.check(account_usage(account, using), size_bytes)
         row = StoredFile.objects.using(using).create(
             id=file_id,
@@ -89,7 +89,7 @@ def batch_create(
 ) -> BatchRecord:
     """Raises ``QuotaFullError`` where the account has ``max_open`` open ones."""
     account, now = fields["account"], timezone.now()
-    with account_locked("batches", account, using):
+    with quota_locked("batches", account, using):
         Quota(max_open).check(Used(num_open_batches(account, using)))
         row = Batch.objects.using(using).create(
             status=WAITING, created_at=now, expires_at=now + lasts, **fields

@@ -13,7 +13,7 @@ from django.utils import timezone
 from inference.conversations.models import StoredResponse
 from inference.conversations.records import ACTIVE, ResponseRecord, is_response_id
 from inference.conversations.selectors import account_usage
-from inference.quotas import Quota, account_locked
+from inference.quotas import Quota, quota_locked
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create
 
@@ -27,7 +27,7 @@ def response_save(*, record: ResponseRecord, quota: Quota, using: str = "default
     many bytes it takes. Raises ``QuotaFullError`` where the account keeps as many as it may."""
     response_json, input_items_json = _json(record.response), _json(record.input_items)
     size_bytes = len(response_json.encode()) + len(input_items_json.encode())
-    with account_locked("responses", record.account, using):
+    with quota_locked("responses", record.account, using):
         quota.check(account_usage(record.account, using))
         StoredResponse.objects.using(using).create(
             id=record.id,

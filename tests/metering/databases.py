@@ -19,6 +19,7 @@ from metering.models import (
     GatewayLease,
     LedgerEntry,
     Reservation,
+    SetAsideReport,
     UsageHour,
 )
 
@@ -30,6 +31,7 @@ TABLES: tuple[type[Model], ...] = (
     GatewayLease,
     LedgerEntry,
     UsageHour,
+    SetAsideReport,
 )
 
 

@@ -18,7 +18,7 @@ from inference.protocol.usage_reports import USAGE_REPORT_FIELD
 from metering import store, tasks
 from metering.models import LedgerEntry, Reservation, SetAsideReport, UsageHour
 from metering.receipts import Receipts
-from metering.usage_reports import MAX_SET_ASIDE_PER_NEURON
+from metering.set_aside import MAX_SET_ASIDE_PER_NEURON
 from tests.metering.operations import settle
 from tests.metering.reported_usage import (
     NOW_UNIX_S,
