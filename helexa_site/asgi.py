@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from functools import partial
 
 from django.core.asgi import get_asgi_application
 
@@ -24,6 +26,7 @@ from inference.gateway.gateway import Gateway  # noqa: E402
 from inference.gateway.metrics_endpoint import MetricsEndpoint  # noqa: E402
 from inference.logs.setup import configure_logging  # noqa: E402
 from metering.directory import KeyDirectory  # noqa: E402
+from metering.spool import SPOOL_DIRECTORY  # noqa: E402
 from metering.writer import LedgerWriter  # noqa: E402
 
 raise_descriptor_limit()  # where another server than ``manage.py`` started this process
@@ -36,7 +39,23 @@ request_finished.connect(lambda **_: connections.close_all(), weak=False)
 if not logging.getLogger().handlers:
     configure_logging("gateway")
 
-gateway = Gateway(CONFIG, DatabaseCatalogue(), directory=KeyDirectory(), make_ledger=LedgerWriter)
+
+def _ledger_begins_unix_s() -> float:
+    """Entries of requests that ended before it may have been forgotten."""
+    days = CONFIG.ledger_retention_days
+    return time.time() - days * 86_400 if days else 0.0
+
+
+gateway = Gateway(
+    CONFIG,
+    DatabaseCatalogue(),
+    directory=KeyDirectory(),
+    make_ledger=partial(
+        LedgerWriter,
+        spool_directory=CONFIG.data_dir / SPOOL_DIRECTORY,
+        oldest_unix_s=_ledger_begins_unix_s,
+    ),
+)
 metrics_endpoint = MetricsEndpoint(gateway)
 application = build_application(
     gateway,

@@ -46,6 +46,8 @@ class PendingWrite:
     operation: Operation | None
     queued_s: float
     waiter: Waiter | None = None
+    is_written: bool = False
+    """The database has it, or will never take it."""
 
 
 class PendingWrites:
@@ -123,7 +125,7 @@ class PendingWrites:
                 return
             outcomes = iter([LedgerUnavailableError("The ledger cannot hold this request.")])
         for _ in batch:
-            self._writes.popleft()
+            self._writes.popleft().is_written = True
         self._num_singly = max(0, self._num_singly - 1)
         self._oldest_s = self._writes[0].queued_s if self._writes else None
         self._done(batch, [None if write.operation is None else next(outcomes) for write in batch])

@@ -1,4 +1,4 @@
-"""Usage reports that cannot be settled, kept as rows for people to read. Bounded for each neuron."""
+"""Usage reports that cannot be settled, kept as rows for people. Bounded for each neuron."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ MAX_SET_ASIDE_PER_NEURON = 100
 """Rows kept for people to read; what comes after them is counted in the last one."""
 
 
-def report_set_aside(
-    neuron: str, reason: str, using: str, receipt: Receipt | None = None
-) -> None:
+def report_set_aside(neuron: str, reason: str, using: str, receipt: Receipt | None = None) -> None:
     """Keeps a row for people, or counts the report in the last row where there are enough.
     ``receipt``: where it is genuine."""
     reason = reason[:500]

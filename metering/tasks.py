@@ -13,22 +13,35 @@ from django.conf import settings
 from django.db import Error as DatabaseError
 
 from fleet import live
+from fleet.leadership import this_control
 from helexa_site.celery import TASK_FORGET_LEDGER_ENTRIES, TASK_SETTLE_ORPHANS, app
 from metering import orphans, retention, usage_reports
 from metering.receipts import Receipts
+from metering.sweep_pause import SweepPause
 
 logger = logging.getLogger(__name__)
 
 
+sweep_pause = SweepPause(this_control)
+
+
 @app.task(name=TASK_SETTLE_ORPHANS)  # type: ignore[untyped-decorator]
 def settle_orphans() -> None:
-    """What cannot be settled holds up no sweep."""
+    """What cannot be settled holds up no sweep; a database that does not answer does."""
     client, now_unix_s = live.redis_client(), time.time()
-    for work in (_settle_reports, orphans.reservations_sweep):
+    for work in (_settle_reports, _sweep):
         try:
             work(client=client, now_unix_s=now_unix_s)
         except (redis.RedisError, OSError, DatabaseError) as error:
+            if isinstance(error, DatabaseError):
+                sweep_pause.database_failed()
             logger.warning("requests of gateways that died are not settled: %s", error)
+
+
+def _sweep(*, client: redis.Redis, now_unix_s: float) -> int:
+    if not sweep_pause.is_over:
+        return 0
+    return orphans.reservations_sweep(client=client, now_unix_s=now_unix_s)
 
 
 def _settle_reports(*, client: redis.Redis, now_unix_s: float) -> int:

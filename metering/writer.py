@@ -5,6 +5,7 @@
     narrow  ─┼─▶ queue, in order ─────▶ one transaction         (metering.store)
     settle  ─┤                          tell all waiters by one call into the loop
     release ─┘                          away? keep it all, wait, try again
+       └─ bills that are not written soon ─▶ the data directory        (metering.spool)
 
 Nothing waits for a timer: a batch is what came while the last one was written. A ``Narrow`` alone
 does not start one.
@@ -16,6 +17,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from django.db import Error
@@ -26,6 +28,7 @@ from metering.book import output_tokens_granted
 from metering.entries import Granted, Narrow, Operation, Release, Reserve, Settle
 from metering.errors import LedgerUnavailableError
 from metering.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter, release_of
+from metering.spool import Spool
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +54,23 @@ class LedgerWriter:
         using: str = "default",
         max_queued: int = MAX_QUEUED,
         apply: Callable[..., list[store.Result]] = store.apply,
+        spool_directory: Path | None = None,
+        oldest_unix_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """``spool_directory`` and ``oldest_unix_s``: the spool's; ``None``: there is none."""
         self._max_queued = max_queued
         self._queue: SimpleQueue[PendingWrite | None] = SimpleQueue()
         self._pending = PendingWrites(gateway_id, using=using, tell=self._tell, apply=apply)
         """The thread's alone."""
+        self._spool = None
+        if spool_directory is not None:
+            self._spool = Spool(
+                spool_directory,
+                gateway_id,
+                resubmit=self._queue.put,
+                oldest_unix_s=oldest_unix_s,
+                has_room=lambda: not self.is_full,
+            )
         self._is_stopping = False
         self._thread: SupervisedThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -65,6 +80,8 @@ class LedgerWriter:
         self._loop = asyncio.get_running_loop()
         self._thread = SupervisedThread(self._run, name="ledger")
         self._thread.start()
+        if self._spool is not None:
+            self._spool.start()
 
     @property
     def depth(self) -> int:
@@ -80,6 +97,16 @@ class LedgerWriter:
     def is_full(self) -> bool:
         """What comes now could not be billed: new work must be refused."""
         return self.depth >= self._max_queued
+
+    @property
+    def num_spooled(self) -> int:
+        """How many bills are in the data directory until the database takes them."""
+        return 0 if self._spool is None else self._spool.depth
+
+    @property
+    def spool_problem(self) -> str | None:
+        """Why bills that the database does not take are not in the data directory either."""
+        return None if self._spool is None else self._spool.problem
 
     async def reserve(self, reserve: Reserve) -> Granted:
         """Raises ``QuotaExceededError`` and ``LedgerUnavailableError``; then nothing is held, nor
@@ -111,7 +138,9 @@ class LedgerWriter:
             self._put(narrow)
 
     def settle(self, settle: Settle) -> None:
-        self._put(settle)
+        write = self._put(settle)
+        if self._spool is not None:
+            self._spool.add(write)
 
     def release(self, release: Release) -> None:
         """Frees what was reserved for a request that was never submitted."""
@@ -131,7 +160,8 @@ class LedgerWriter:
         return True
 
     async def stop(self, timeout_s: float) -> None:
-        """Flushes, gives up the lease and ends the thread. A second time it does nothing."""
+        """Flushes, gives up the lease and ends the threads; bills that the database has not taken
+        are spooled. A second time it does nothing."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -139,13 +169,17 @@ class LedgerWriter:
         self._is_stopping = True
         self._queue.put(None)
         await asyncio.to_thread(thread.join, timeout_s)
+        if self._spool is not None:
+            await asyncio.to_thread(self._spool.stop, timeout_s)
 
     def _new_waiter(self) -> Waiter:
         assert self._loop is not None, "start() comes first"
         return self._loop.create_future()
 
-    def _put(self, operation: Operation | None, waiter: Waiter | None = None) -> None:
-        self._queue.put(PendingWrite(operation, time.monotonic(), waiter))
+    def _put(self, operation: Operation | None, waiter: Waiter | None = None) -> PendingWrite:
+        write = PendingWrite(operation, time.monotonic(), waiter)
+        self._queue.put(write)
+        return write
 
     # What follows runs in the thread.
 

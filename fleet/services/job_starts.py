@@ -22,6 +22,7 @@ from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
 
+
 def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
     """The job that is under way and does the same, or ``job``, saved; ``send`` runs once the
     transaction commits. Raises ``UnknownNeuronError`` or ``UnknownModelError`` where one was

@@ -59,6 +59,17 @@ class Ledger(Protocol):
         """How long the oldest of them has waited."""
         ...
 
+    @property
+    def num_spooled(self) -> int:
+        """How many bills wait for the database in the data directory; from any thread, as is
+        ``spool_problem``."""
+        ...
+
+    @property
+    def spool_problem(self) -> str | None:
+        """Why bills that wait for the database are not in the data directory either."""
+        ...
+
 
 class Accounting:
     def __init__(self, ledger: Ledger, gateway_id: str, *, max_waiting: int) -> None:
@@ -66,6 +77,11 @@ class Accounting:
         self._ledger = ledger
         self._gateway_id = gateway_id
         self.queue = ReservationQueue(ledger, max_waiting=max_waiting)
+
+    @property
+    def problem(self) -> str | None:
+        """What may cost bills, in words."""
+        return self._ledger.spool_problem
 
     async def hold(self, call: Call, bounds: TokenBounds) -> Granted | None:
         """Reserves what the request may use at most; ``None`` where no cap applies. Raises

@@ -108,6 +108,11 @@ class Gateway:
             "How long the oldest of that has waited.",
             lambda: self._ledger.age_s,
         )
+        self.metrics.watch(
+            "helexa_ledger_spooled_bills",
+            "Bills that wait for the database in this gateway's data directory.",
+            lambda: self._ledger.num_spooled,
+        )
         self.accounting = Accounting(
             self._ledger, self.gateway_id, max_waiting=config.max_waiting_requests
         )

@@ -55,6 +55,8 @@ class HealthConsumer(ApiConsumer):
             reasons += fleet_reasons(entries or (), snapshot)
         mend_threads()
         reasons += [Reason("thread_broke", f"This gateway: {one}.") for one in thread_problems()]
+        if problem := self.gateway.accounting.problem:
+            reasons.append(Reason("bills_not_spooled", f"This gateway: {problem}."))
         serves = snapshot is not None and can_serve(entries, snapshot)
         knows = await self._may_know()
         found = health_body(serves, reasons, snapshot) if knows else brief_body(serves)

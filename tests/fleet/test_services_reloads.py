@@ -189,7 +189,7 @@ def test_cancelling_one_that_waits_for_its_turn_touches_no_other(model, say, bui
     assert len(sent.tasks) == 1
 
 
-class Unwritten(Exception):
+class NotWrittenError(Exception):
     """The tick's transaction does not commit."""
 
 
@@ -202,7 +202,7 @@ def test_a_tick_that_is_rolled_back_has_sent_nothing(
     say("beast", build.replica(**OLD))
     if beast_is_ready_again:
         say("beauty", build.replica(**OLD))
-        first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
+        first, _ = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
         say("beast", build.replica(job_id=str(first.pk)))
         due = publish("beauty", replicas=[build.replica(**OLD)]), ("load_model", "neuron.beauty")
     else:
@@ -214,9 +214,9 @@ def test_a_tick_that_is_rolled_back_has_sent_nothing(
     heartbeat, message = due
     sent.tasks.clear()
     for _ in range(3):
-        with contextlib.suppress(Unwritten), leadership.this_control.fenced():
+        with contextlib.suppress(NotWrittenError), leadership.this_control.fenced():
             services.heartbeat_record(heartbeat=heartbeat)
-            raise Unwritten
+            raise NotWrittenError
     assert names(sent) == []
     with leadership.this_control.fenced():
         services.heartbeat_record(heartbeat=heartbeat)

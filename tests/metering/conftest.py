@@ -12,14 +12,24 @@ from django.contrib.auth.models import User
 from django.test import Client
 from pytest_django.plugin import DjangoDbBlocker
 
+from fleet import live
+from fleet.leadership import Leadership
+from metering import tasks
 from metering.actor import COMMAND
 from metering.directory import KeyDirectory
 from metering.models import Account, Revision
 from metering.principal import BUILT_IN_ACCOUNTS
 from metering.services import CreatedKey, account_create, key_create
+from metering.sweep_pause import SweepPause
 from tests.metering.databases import clear, metering_database
 from tests.metering.directory_support import SECRET_KEY, Clock, FakeStore
 from tests.private_postgres import new_database, running_postgres
+
+
+@pytest.fixture(autouse=True)
+def _no_outage_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of one test has not seen the next one's database fail."""
+    monkeypatch.setattr(tasks, "sweep_pause", SweepPause(Leadership(live.redis_client)))
 
 
 @pytest.fixture(scope="session")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 import redis
 from django.conf import settings
+from django.db import OperationalError
 
 from fleet import live
+from fleet.leadership import Leadership
 from inference.protocol.held import HeldRequests, encode_held_requests
 from inference.protocol.keys import NEURONS, gateway_alive_key, held_key
 from metering import orphans, tasks, usage_reports
 from metering.models import GatewayLease, LedgerEntry
 from metering.orphans import HELD_LIMIT_S, SWEEP_GRACE_S
 from metering.receipts import Receipts
+from metering.sweep_pause import SweepPause
 from tests.metering.reported_usage import NOW_UNIX_S, amounts, hold, publish, receipt, report
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -118,3 +121,40 @@ def test_old_leases_are_forgotten(redis_db: redis.Redis) -> None:
     lease("not long", 100)
     sweep(redis_db)
     assert [row.gateway_id for row in GatewayLease.objects.all()] == ["not long"]
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize("reason", ["the database was away", "this control has just begun to lead"])
+def test_the_sweep_waits_for_bills_that_come_late(
+    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """A gateway that was restarted while the database was away writes the bills of the one before
+    when it is back: what they are charged to must still be reserved."""
+    clock = Clock()
+    id = hold()
+    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
+    control = Leadership(lambda: redis_db, clock=clock)
+    monkeypatch.setattr(tasks, "sweep_pause", SweepPause(control, clock=clock))
+    if reason == "the database was away":
+
+        def away(**_: object) -> int:
+            raise OperationalError("the server is gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(usage_reports, "usage_reports_settle", away)
+            tasks.settle_orphans()
+    else:
+        assert control.leads()
+    assert amounts(id) == (0, 300), "not in the very tick either"
+    clock.now_s += SWEEP_GRACE_S - 1
+    tasks.settle_orphans()
+    assert amounts(id) == (0, 300)
+    clock.now_s += 1
+    tasks.settle_orphans()
+    assert amounts(id) == (0, 0)

@@ -4,79 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-from django.db import IntegrityError, OperationalError, connections
+from django.db import connections
 
 from inference.gateway.catalogue import FIRST_WAIT_S, READ_WAIT_S
-from metering import store
 from metering.directory import LOOK_UP_TIMEOUT_S
-from metering.entries import Granted, Operation, Reserve, Settle
+from metering.entries import Granted
 from metering.errors import LedgerUnavailableError, QuotaExceededError
-from metering.models import Budget, GatewayLease, LedgerEntry, Reservation, UsageHour
-from metering.writer import RESERVE_TIMEOUT_S, LedgerWriter
+from metering.models import GatewayLease, LedgerEntry, Reservation, UsageHour
+from metering.writer import RESERVE_TIMEOUT_S
 from tests.metering.operations import make_budget, narrow, release, reserve, settle
-
-LONG_S = 120.0
-
-
-class Database:
-    """``store.apply`` with faults."""
-
-    def __init__(self) -> None:
-        self.is_away = False
-        self.breaks_after_commit = False
-        self.is_locked = False
-        self.panics: str | None = None
-        """A request whose operation raises what is no ``Exception``."""
-        self.refuses: str | None = None
-        """A request whose reservation and entry the database will not hold."""
-        self.batches: list[list[Operation]] = []
-
-    def apply(self, operations: Sequence[Operation], *, using: str) -> list[store.Result]:
-        if self.is_away:
-            raise OperationalError("the server is gone")
-        if self.is_locked:
-            self.is_locked = False
-            raise OperationalError("database is locked")
-        for operation in operations:
-            if operation.request_id == self.panics:
-                raise SystemExit(1)
-            if operation.request_id == self.refuses and isinstance(operation, Reserve | Settle):
-                raise IntegrityError("no")
-        results = store.apply(operations, using=using)
-        self.batches.append(list(operations))
-        if self.breaks_after_commit:
-            self.breaks_after_commit = False
-            raise OperationalError("the connection broke")
-        return results
-
-
-class Gateway:
-    """A writer and its event loop, which runs while a test waits in it."""
-
-    def __init__(self, using: str, runner: asyncio.Runner, **options: Any) -> None:
-        self.database = Database()
-        self.writer = LedgerWriter("g1", using=using, apply=self.database.apply, **options)
-        self._runner = runner
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self._runner.run(work)
-
-    def start(self) -> None:
-        async def start() -> None:
-            self.writer.start()
-
-        self.run(start())
-
-    def reserve(self, request_id: str = "r1", **changes: Any) -> Granted:
-        granted: Granted = self.run(self.writer.reserve(reserve(request_id, **changes)))
-        return granted
-
-    def flush(self) -> None:
-        assert self.run(self.writer.flush(LONG_S))
+from tests.metering.writer_support import LONG_S, Gateway, amounts, wait_until
 
 
 @pytest.fixture
@@ -87,18 +27,6 @@ def gateway(using: str) -> Iterator[Gateway]:
         yield gateway
         gateway.database.is_away = False
         gateway.run(gateway.writer.stop(LONG_S))
-
-
-def amounts(using: str, budget_id: int) -> tuple[int, int]:
-    budget = Budget.objects.using(using).get(id=budget_id)
-    return budget.spent, budget.reserved
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def test_from_reservation_to_entry(using: str, gateway: Gateway) -> None:

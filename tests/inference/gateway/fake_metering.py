@@ -72,6 +72,8 @@ class FakeLedger:
         self.is_full = False
         self.depth = 3
         self.age_s = 0.5
+        self.num_spooled = 2
+        self.spool_problem: str | None = None
         self.held: dict[str, int] = {}
         self.narrowed: list[Narrow] = []
         self.settled: list[Settle] = []

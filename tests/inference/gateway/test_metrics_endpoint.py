@@ -93,6 +93,7 @@ async def test_a_scrape_shows_requests_fleet_and_load_jobs(
         "helexa_reservations_open 4.0",
         "helexa_ledger_queue_operations 3.0",
         "helexa_ledger_queue_age_seconds 0.5",
+        "helexa_ledger_spooled_bills 2.0",
     ):
         assert line in lines
     assert any(line.startswith("process_resident_memory_bytes ") for line in lines)

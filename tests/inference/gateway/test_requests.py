@@ -17,7 +17,7 @@ from inference.supervised_threads import FailureRecord
 from inference.wire.errors import ServiceUnavailableError
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import OPERATOR, FakeCatalogue, MakeClient
-from tests.inference.gateway.fake_metering import NARROW_KEY
+from tests.inference.gateway.fake_metering import NARROW_KEY, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless
 
 CHAT = "/v1/chat/completions"
@@ -188,6 +188,17 @@ async def test_a_thread_of_the_gateway_that_broke_is_named(
     assert reason["code"] == "thread_broke"
     assert reason["message"].startswith("This gateway: the thread ledger broke once lately")
     record.has_ended = True
+
+
+async def test_bills_that_neither_the_database_nor_the_disk_takes_are_named(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger
+) -> None:
+    ledger.spool_problem = "bills cannot be written to /data: No space left on device"
+    answer = await client.get("/health", headers=OPERATOR)
+    assert (answer.status, answer.json["status"]) == (200, "degraded")
+    ((reason),) = answer.json["reasons"]
+    assert reason["code"] == "bills_not_spooled"
+    assert reason["message"] == f"This gateway: {ledger.spool_problem}."
 
 
 async def test_strangers_are_told_only_whether_it_is_well(
