@@ -34,6 +34,8 @@ from helexa_site.login_limits import (
     FAILURES_PER_USER,
     free_at,
 )
+from metering.actor import user_actor
+from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +101,16 @@ class LoginThrottle(AxesDatabaseHandler):  # type: ignore[misc]
         self, sender: object, request: LoginRequest, user: AbstractBaseUser, **_: Any
     ) -> None:
         _attempts_of(request, user.get_username()).delete()
+        if request.method is None:
+            return  # a session that a program has made
+        name = user.get_username()
+        with transaction.atomic():
+            audit_entry_create(
+                actor=user_actor(name),
+                action="login",
+                object_id=name,
+                detail={"address": request.axes_ip_address},
+            )
 
     def user_logged_out(self, *_: Any, **__: Any) -> None:
         """Nothing is counted by it."""

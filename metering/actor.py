@@ -1,7 +1,10 @@
-"""Who changes something: a person, a key, or a part of the system. Pure."""
+"""Who changes something: a person, a key, or a part of the system."""
 
 from __future__ import annotations
 
+import os
+import pwd
+import socket
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,7 +19,8 @@ class ActorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """``name``: the user's name or the key's prefix; parts of the system have none."""
+    """``name``: the user's name or the key's prefix; of a command the operating system's user and
+    the host; parts of the system have none."""
 
     kind: ActorKind
     name: str = ""
@@ -25,7 +29,15 @@ class Actor:
         return f"{self.kind}:{self.name}" if self.name else str(self.kind)
 
 
-COMMAND = Actor(ActorKind.COMMAND)
+def _user_and_host() -> str:
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # containers run as numbers that have no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+COMMAND = Actor(ActorKind.COMMAND, _user_and_host())
 GATEWAY = Actor(ActorKind.GATEWAY)
 CONTROL = Actor(ActorKind.CONTROL)
 

@@ -79,8 +79,13 @@ def catalogue_model_delete(*, actor: Actor, model: CatalogueModel) -> None:
             raise ModelHasAdaptersError(
                 f"{model.name} is the base of {', '.join(adapters)}: remove them first"
             )
+        aliases = list(model.aliases.order_by("name").values_list("name", flat=True))
         model.delete()
         audit_entry_create(actor=actor, action=DELETION, object_id=model.name)
+        for alias in aliases:
+            audit_entry_create(
+                actor=actor, action="alias.delete", object_id=alias, detail={"with": model.name}
+            )
         model_unload_everywhere(actor=actor, model_name=model.name)
         catalogue_changed()
 

@@ -128,9 +128,15 @@ def neuron_remove(*, actor: Actor, neuron_name: str, with_invitation: bool = Fal
         for row in (neuron, wish):
             if row is not None:
                 row.delete()
+        is_revoked = False
         if with_invitation:
-            Invitation.objects.filter(neuron_name=neuron_name).delete()
-        audit_entry_create(actor=actor, action="neuron.remove", object_id=neuron_name)
+            is_revoked = Invitation.objects.filter(neuron_name=neuron_name).delete()[0] > 0
+        audit_entry_create(
+            actor=actor,
+            action="neuron.remove",
+            object_id=neuron_name,
+            detail={"invitation": "revoked"} if is_revoked else None,
+        )
         transaction.on_commit(lambda: _forget_in_redis(neuron_name))
         transaction.on_commit(wishes_publish)
 

@@ -15,7 +15,7 @@ from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, display
 from metering import services
 from metering.actor import Actor
-from metering.admin.budget import BudgetInline, budgets_save
+from metering.admin.budget import BudgetInline, budgets_save, caps_left_words
 from metering.admin.forms import AccountForm
 from metering.key_status import key_status
 from metering.models import Account, ApiKey, Budget, Membership
@@ -42,7 +42,14 @@ class KeyInline(TabularInline):
     model = ApiKey
     extra = 0
     can_delete = False
-    fields = readonly_fields = ("link", "name", "status", "expires_at", "last_used_at")
+    fields = readonly_fields = (
+        "link",
+        "name",
+        "status",
+        "caps_left",
+        "expires_at",
+        "last_used_at",
+    )
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -59,11 +66,27 @@ class KeyInline(TabularInline):
     def status(self, key: ApiKey) -> str:
         return key_status(key)
 
+    @display(description="Left of its caps")
+    def caps_left(self, key: ApiKey) -> str:
+        return caps_left_words(key.budgets.all())
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows: QuerySet[Any] = super().get_queryset(request).prefetch_related("budgets")
+        return rows
+
 
 @admin.register(Account)
 class AccountAdmin(UnfoldAdmin):
     form = AccountForm
-    list_display = ("name", "description", "enabled", "weight", "num_keys", "num_people")
+    list_display = (
+        "name",
+        "description",
+        "enabled",
+        "weight",
+        "num_keys",
+        "num_people",
+        "caps_left",
+    )
     list_filter = ("enabled",)
     search_fields = ("name", "description")
     fieldsets = (
@@ -78,7 +101,7 @@ class AccountAdmin(UnfoldAdmin):
             "people_count": Count("memberships", distinct=True),
         }
         rows: QuerySet[Any] = super().get_queryset(request).annotate(**counts)
-        return rows
+        return rows.prefetch_related("budgets")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         """The ledger knows an account by its name, so it stays."""
@@ -115,6 +138,10 @@ class AccountAdmin(UnfoldAdmin):
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         services.account_delete(actor=actor_of(request), account=obj)
+
+    @display(description="Left of its caps")
+    def caps_left(self, account: Account) -> str:
+        return caps_left_words(account.budgets.all())
 
     @display(description="Keys", ordering="keys_count")
     def num_keys(self, account: Any) -> int:

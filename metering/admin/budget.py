@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from django.http import HttpRequest
 
 from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, display
-from metering import services
+from metering import selectors, services
 from metering.actor import Actor
 from metering.admin.forms import BudgetForm, status_of
 from metering.models import Budget
@@ -24,6 +25,11 @@ else:
     from unfold.admin import TabularInline
 
 STATUS_FIELDS = ("spent_now", "reserved_now", "left_now", "window_end")
+
+
+def caps_left_words(budgets: Iterable[Budget]) -> str:
+    """What is left of these budgets, in one cell."""
+    return selectors.left_words(status_of(budget) for budget in budgets)
 
 
 class BudgetStatusColumns:

@@ -12,7 +12,7 @@ from django.template.response import TemplateResponse
 from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action, display
 from metering import services
-from metering.admin.budget import BudgetInline, budgets_save
+from metering.admin.budget import BudgetInline, budgets_save, caps_left_words
 from metering.admin.forms import ApiKeyForm
 from metering.key_status import key_status
 from metering.models import ApiKey, Budget
@@ -33,6 +33,7 @@ class ApiKeyAdmin(UnfoldAdmin):
         "status_label",
         "scope_names",
         "model_list",
+        "caps_left",
         "expires_at",
         "last_used_at",
     )
@@ -112,6 +113,14 @@ class ApiKeyAdmin(UnfoldAdmin):
     @display(description="Scopes")
     def scope_names(self, key: ApiKey) -> str:
         return ", ".join(key.scopes)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows: QuerySet[Any] = super().get_queryset(request).prefetch_related("budgets")
+        return rows
+
+    @display(description="Left of its caps")
+    def caps_left(self, key: ApiKey) -> str:
+        return caps_left_words(key.budgets.all())
 
     @display(description="Models")
     def model_list(self, key: ApiKey) -> str:

@@ -10,9 +10,12 @@ from metering.selectors.accounts import (
 from metering.selectors.budgets import (
     BudgetStatus,
     budget_status,
+    budgets_by_account,
+    budgets_by_key,
     budgets_nearly_spent,
     budgets_of,
     key_budgets,
+    left_words,
     reservations_open,
 )
 from metering.selectors.traffic import MinuteSums, traffic
@@ -38,10 +41,13 @@ __all__ = [
     "account_find",
     "budget_find",
     "budget_status",
+    "budgets_by_account",
+    "budgets_by_key",
     "budgets_nearly_spent",
     "budgets_of",
     "key_budgets",
     "key_find",
+    "left_words",
     "member_find",
     "period_of",
     "reservations_open",

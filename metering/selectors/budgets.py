@@ -3,11 +3,13 @@ comes: what is read here is as if one had."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from django.db.models import F, Q
 
 from metering.models import Budget, Reservation
+from metering.money import amount_text, amount_words
 from metering.windows import Window, calendar_end_s
 
 NEARLY_SPENT_PART = 10
@@ -72,6 +74,37 @@ def budgets_of(*, account: str, key: str, now_unix_s: float) -> list[BudgetStatu
     rows = Budget.objects.filter(Q(account=account) | (Q(key=key) if key else Q(pk=None)))
     status = [budget_status(row, now_unix_s=now_unix_s) for row in rows.order_by("id")]
     return sorted(status, key=lambda budget: budget.on, reverse=True)
+
+
+def budgets_by_key(*, keys: Iterable[str], now_unix_s: float) -> dict[str, list[BudgetStatus]]:
+    """The budgets of each of these keys that has any, by its prefix."""
+    found: dict[str, list[BudgetStatus]] = {}
+    for status in key_budgets(keys=list(keys), now_unix_s=now_unix_s):
+        found.setdefault(status.owner, []).append(status)
+    return found
+
+
+def budgets_by_account(*, now_unix_s: float) -> dict[str, list[BudgetStatus]]:
+    """The budgets of each account that has any, by its name."""
+    found: dict[str, list[BudgetStatus]] = {}
+    for row in Budget.objects.filter(account__isnull=False).order_by("id"):
+        status = budget_status(row, now_unix_s=now_unix_s)
+        found.setdefault(status.owner, []).append(status)
+    return found
+
+
+def left_words(budgets: Iterable[BudgetStatus]) -> str:
+    """``$0.40 of $1.00 per day``, for people: what is left of each."""
+    return ", ".join(
+        f"{amount_text(one.unit, one.left)} of {amount_words(one.unit, one.cap)}{_per(one)}"
+        for one in budgets
+    )
+
+
+def _per(budget: BudgetStatus) -> str:
+    if budget.window_s is not None:
+        return f" per {budget.window_s:,} s"
+    return "" if budget.window == Window.BALANCE else f" per {budget.window}"
 
 
 def key_budgets(*, keys: list[str], now_unix_s: float) -> list[BudgetStatus]:

@@ -12,6 +12,7 @@ from metering.models import Account, ApiKey, Membership
 from metering.models.account import ACCOUNT_NAME, LimitedModel
 from metering.principal import BUILT_IN_ACCOUNTS
 from metering.services.audit import audit_entry_create, changes_of, revision_bump, values_of
+from metering.services.budgets import budget_remove
 
 LIMIT_FIELDS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
 ACCOUNT_FIELDS = ("description", "weight", "enabled", *LIMIT_FIELDS)
@@ -79,6 +80,10 @@ def account_delete(*, actor: Actor, account: Account) -> None:
         if ApiKey.objects.filter(account=account).exists():
             raise MeteringValueError("name", f"{account.name} has API keys: disable it instead")
         name = account.name
+        for membership in account.memberships.all():
+            membership_remove(actor=actor, membership=membership)
+        for budget in account.budgets.all():
+            budget_remove(actor=actor, budget=budget)
         account.delete()
         audit_entry_create(actor=actor, action="account.delete", object_id=name)
         revision_bump()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.views.decorators.http import require_http_methods, require_POST
 
 from helexa_site.pages import render_page
-from metering import services
+from metering import selectors, services
 from metering.errors import MeteringValueError
 from metering.key_status import key_status
 from metering.models import Account, ApiKey
@@ -37,10 +39,15 @@ def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
             for name, value in SHOWN_ONCE.items():
                 response[name] = value
             return response
+    keys = [key for key in reader.own_keys() if not is_playground_key(key)]
+    budgets = selectors.budgets_by_key(keys=[key.prefix for key in keys], now_unix_s=time.time())
     context = {
         "reader": reader,
         "form": form,
-        "keys": [(key, key_status(key)) for key in reader.own_keys() if not is_playground_key(key)],
+        "keys": [
+            (key, key_status(key), selectors.left_words(budgets.get(key.prefix, ())))
+            for key in keys
+        ],
     }
     return render_page(request, "metering/my_keys.html", title="API keys", context=context)
 

@@ -55,7 +55,18 @@ def test_the_catalogue() -> None:
     services.alias_delete(actor=ALICE, alias=alias)
     assert what(newest()) == ("user:alice", "alias.delete", "other", {})
     services.catalogue_model_delete(actor=COMMAND, model=model)
-    assert what(newest()) == ("command", "model.delete", "tiny", {})
+    assert what(newest()) == (str(COMMAND), "model.delete", "tiny", {})
+
+
+def test_the_aliases_of_a_removed_model_have_rows() -> None:
+    model = services.catalogue_model_create(actor=ALICE, name="tiny", source="pypi:tiny")
+    for name in ("one", "two"):
+        services.alias_create(actor=ALICE, name=name, model=model)
+    services.catalogue_model_delete(actor=ALICE, model=model)
+    removed = AuditEntry.objects.filter(action="alias.delete").order_by("object_id")
+    assert [what(one) for one in removed] == [
+        ("user:alice", "alias.delete", name, {"with": "tiny"}) for name in ("one", "two")
+    ]
 
 
 def test_the_default_model_is_audited_when_it_is_made() -> None:

@@ -21,6 +21,7 @@ from django.utils import timezone
 
 from helexa_site.login_limits import COOL_OFF
 from helexa_site.login_throttle import LIMITS, MAX_USERNAME_CHARACTERS
+from metering.models import AuditEntry
 
 pytestmark = pytest.mark.django_db
 
@@ -115,6 +116,17 @@ def test_an_address_that_goes_through_names_is_locked_out() -> None:
         )
     assert log_in(PASSWORD).status_code == 429
     assert is_in(log_in(PASSWORD, peer="192.0.2.2"))
+
+
+def test_a_login_has_a_row_and_a_failed_one_has_none() -> None:
+    fail(2)
+    assert not AuditEntry.objects.exists()
+    assert is_in(log_in(PASSWORD))
+    (row,) = AuditEntry.objects.all()
+    assert (row.actor, row.action, row.object_id) == ("user:alice", "login", "alice")
+    assert row.detail == {"address": "192.0.2.1"}
+    Client().force_login(User.objects.get(username="bob"))
+    assert AuditEntry.objects.count() == 1, "a program made that session"
 
 
 def test_a_login_clears_what_that_user_missed_and_nothing_else() -> None:

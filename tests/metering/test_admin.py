@@ -39,6 +39,15 @@ def test_every_list_is_there_and_in_the_navigation(operator: Client, noun: str) 
     assert url(noun, "changelist") in operator.get("/admin/").content.decode()
 
 
+def test_pages_show_what_is_left_of_caps(operator: Client, account: Account) -> None:
+    key = services.key_create(actor=COMMAND, account=account).row
+    Budget.objects.create(account=account, unit="tokens", cap=1000, spent=400, reserved=50)
+    Budget.objects.create(key=key, unit="micro_usd", cap=2_000_000, spent=500_000)
+    assert "550 of 1,000 tokens" in page(operator, "account")
+    assert "$1.50 of $2.00" in page(operator, "apikey")
+    assert "$1.50 of $2.00" in page(operator, "account", "change", "research")
+
+
 @pytest.mark.parametrize("noun", RECORDS)
 def test_records_are_only_looked_at(operator: Client, noun: str) -> None:
     assert operator.get(url(noun, "add")).status_code == 403

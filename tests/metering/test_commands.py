@@ -17,6 +17,7 @@ from django.db import OperationalError
 from django.utils import timezone
 
 from metering import keys
+from metering.actor import COMMAND
 from metering.management.key_arguments import expiry
 from metering.models import Account, ApiKey, AuditEntry, Budget, UsageHour
 
@@ -58,7 +59,8 @@ class TestAccounts:
         assert printed_json("accounts", "show", "ops")["keys"] == 1
         Budget.objects.create(account_id="ops", unit="micro_usd", cap=12_300, spent=300)
         assert "$0.0123" in output("accounts", "show", "ops")
-        assert AuditEntry.objects.get(action="account.create", object_id="ops").actor == "command"
+        made = AuditEntry.objects.get(action="account.create", object_id="ops")
+        assert made.actor == str(COMMAND)
 
     def test_refused(self, account: Account) -> None:
         assert "already" in refused("accounts", "create", "research")
@@ -75,7 +77,7 @@ class TestKeys:
         row = ApiKey.objects.get()
         assert keys.prefix_of(key) == row.prefix
         assert row.scopes == ["inference", "usage:read"]
-        assert row.created_by == "command"
+        assert row.created_by == str(COMMAND)
 
     def test_everything_that_can_be_said(self, account: Account) -> None:
         made = printed_json(
@@ -111,6 +113,29 @@ class TestKeys:
         listed = printed_json("keys", "list", "--account", "research")
         assert [key["status"] for key in listed] == ["revoked"]
         assert printed_json("keys", "list", "--account", "shared") == []
+
+    def test_caps_and_what_remains_of_them_are_listed(self, account: Account) -> None:
+        words = ("--cap-usd=2", "--window=day", "--rpm=60", "--tpm=10000", "--max-concurrent=4")
+        made = printed_json("keys", "create", "research", *words)
+        Budget.objects.filter(key=made["prefix"]).update(spent=500_000, reserved=250_000)
+        Budget.objects.create(account=account, unit="tokens", cap=1000, spent=900)
+        later_s = int(timezone.now().timestamp()) + 3600
+        Budget.objects.filter(key=made["prefix"]).update(window_ends_unix_s=later_s)
+        limits = "60 requests and 10,000 tokens a minute, 4 at once"
+        for listing in (output("keys", "list"), output("accounts", "show", "research")):
+            words_of_it = " ".join(listing.split())
+            assert "$1.25 of $2.00 per day" in words_of_it
+            assert limits in words_of_it
+        assert "100 of 1,000 tokens" in " ".join(output("accounts", "list").split())
+        (key,) = printed_json("keys", "list")
+        (budget,) = key["budgets"]
+        assert (budget["spent"], budget["reserved"], budget["left"]) == (
+            500_000,
+            250_000,
+            1_250_000,
+        )
+        shown = printed_json("accounts", "show", "research")
+        assert [one["left"] for one in shown["key_budgets"]] == [1_250_000]
 
     def test_a_whole_key_is_never_repeated(self, account: Account) -> None:
         whole = keys.make_key().key

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import socket
 from typing import Any
 
 import pytest
@@ -20,12 +23,31 @@ pytestmark = pytest.mark.django_db
     [
         (ALICE, "user:alice"),
         (key_actor("hx-abc"), "key:hx-abc"),
-        (COMMAND, "command"),
+        (Actor(ActorKind.COMMAND, "ops@box"), "command:ops@box"),
         (Actor(ActorKind.GATEWAY), "gateway"),
     ],
 )
 def test_actors_as_text(actor: Actor, text: str) -> None:
     assert str(actor) == text
+
+
+def test_a_command_is_the_operating_systems_user_on_this_host() -> None:
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert str(COMMAND) == f"command:{user}@{socket.gethostname()}"
+
+
+def test_what_goes_with_an_account_has_rows_of_its_own(account: Account) -> None:
+    services.membership_set(
+        actor=ALICE, account=account, user=User.objects.create(username="bob"), role="member"
+    )
+    budget = services.budget_create(
+        actor=ALICE, account=account, cap=services.Cap(unit="tokens", cap=5)
+    )
+    AuditEntry.objects.all().delete()
+    services.account_delete(actor=ALICE, account=account)
+    rows = set(AuditEntry.objects.values_list("action", "object_id"))
+    assert {("budget.remove", f"research/{budget.pk}"), ("account.delete", "research")} <= rows
+    assert len(rows) == 3, "and the member's"
 
 
 class TestAccounts:

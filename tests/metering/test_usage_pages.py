@@ -151,7 +151,10 @@ class TestKeys:
         budget = Budget.objects.get()
         assert (budget.key_id, budget.cap, budget.window) == (key.prefix, 12_500_000, "month")
         assert found[1] not in text_of(alice, "/usage/keys")
-        assert key.prefix in text_of(alice, "/usage/keys")
+        Budget.objects.update(spent=2_000_000)
+        listed = text_of(alice, "/usage/keys")
+        assert key.prefix in listed
+        assert "$10.50 of $12.50 per month" in listed
 
     @pytest.mark.parametrize(
         ("changes", "message"),

@@ -7,11 +7,20 @@ from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any
 
+from django.forms.models import model_to_dict
+
 from helexa_site.program import program
 from helexa_site.quick_command import QuickCommand
 from metering import selectors, services
 from metering.actor import COMMAND
-from metering.management.output import json_text, table_text, told, window_text
+from metering.key_status import key_status
+from metering.management.output import (
+    json_text,
+    limits_text,
+    table_text,
+    told,
+    window_text,
+)
 from metering.models import Account, Budget
 from metering.money import amount_words
 
@@ -61,10 +70,17 @@ class Command(QuickCommand):
         if options["json"]:
             self.stdout.write(json_text(accounts))
             return
+        budgets = selectors.budgets_by_account(now_unix_s=time.time())
         columns = ("name", "enabled", "weight", "keys", "people", "description")
-        self.stdout.write(
-            table_text(columns, [[account[column] for column in columns] for account in accounts])
-        )
+        rows = [
+            [
+                *(account[column] for column in columns),
+                limits_text(account),
+                selectors.left_words(budgets.get(account["name"], ())),
+            ]
+            for account in accounts
+        ]
+        self.stdout.write(table_text((*columns, "limits", "left"), rows))
 
     def _show(self, options: dict[str, Any]) -> None:
         account = selectors.account_find(options["name"])
@@ -79,6 +95,12 @@ class Command(QuickCommand):
             shown = _described(account) | {
                 "members": [{"user": user, "role": role} for user, role in members],
                 "budgets": [asdict(budget) for budget in budgets],
+                "key_budgets": [
+                    asdict(budget)
+                    for budget in selectors.key_budgets(
+                        keys=list(account.keys.values_list("prefix", flat=True)), now_unix_s=now_s
+                    )
+                ],
             }
             self.stdout.write(json_text(shown))
             return
@@ -101,6 +123,21 @@ class Command(QuickCommand):
             ]
             columns = ("budget", "window", "cap", "spent", "reserved", "left")
             self.stdout.write("\n" + table_text(columns, shown_budgets))
+        if keys := list(account.keys.order_by("created_at")):
+            capped = selectors.budgets_by_key(keys=[key.prefix for key in keys], now_unix_s=now_s)
+            shown_keys = [
+                (
+                    key.prefix,
+                    key.name,
+                    key_status(key),
+                    limits_text(model_to_dict(key)),
+                    selectors.left_words(capped.get(key.prefix, ())),
+                )
+                for key in keys
+            ]
+            self.stdout.write(
+                "\n" + table_text(("key", "name", "status", "limits", "left"), shown_keys)
+            )
 
 
 def _described(account: Account) -> dict[str, Any]:

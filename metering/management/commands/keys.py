@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from argparse import ArgumentParser
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +17,7 @@ from helexa_site.quick_command import QuickCommand
 from metering import selectors, services
 from metering.actor import COMMAND
 from metering.management.key_arguments import caps, expiry, micro_usd, words
-from metering.management.output import json_text, table_text, told
+from metering.management.output import json_text, limits_text, table_text, told
 from metering.models import ApiKey
 from metering.principal import RateLimits, Scope
 from metering.services.keys import DEFAULT_SCOPES
@@ -75,12 +77,19 @@ class Command(QuickCommand):
         if options["json"]:
             self.stdout.write(json_text(found))
             return
+        budgets = selectors.budgets_by_key(
+            keys=[key["prefix"] for key in found], now_unix_s=time.time()
+        )
         columns = ("prefix", "account", "name", "status", "scopes", "models", "last_used_at")
         shown = [
-            [" ".join(cell) if isinstance(cell, list) else cell for cell in _cells(key, columns)]
+            [
+                *_cells(key, columns),
+                limits_text(key),
+                selectors.left_words(budgets.get(key["prefix"], ())),
+            ]
             for key in found
         ]
-        self.stdout.write(table_text(columns, shown))
+        self.stdout.write(table_text((*columns, "limits", "left"), shown))
 
     def _revoke(self, options: dict[str, Any]) -> None:
         key = selectors.key_find(options["prefix"])
@@ -128,13 +137,7 @@ def _described(row: ApiKey) -> dict[str, Any]:
         "tokens_per_minute": row.tokens_per_minute,
         "max_concurrent": row.max_concurrent,
         "budgets": [
-            {
-                "id": budget.pk,
-                "unit": budget.unit,
-                "cap": budget.cap,
-                "window": budget.window,
-                "window_s": budget.window_s,
-            }
+            asdict(selectors.budget_status(budget, now_unix_s=time.time()))
             for budget in row.budgets.order_by("id")
         ],
     }
@@ -149,7 +152,8 @@ def status_of(row: ApiKey) -> str:
 
 
 def _cells(key: dict[str, Any], columns: tuple[str, ...]) -> list[Any]:
-    return [key[column] for column in columns]
+    cells = [key[column] for column in columns]
+    return [" ".join(cell) if isinstance(cell, list) else cell for cell in cells]
 
 
 def _moment(moment: datetime | None) -> str | None:
