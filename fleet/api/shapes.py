@@ -248,7 +248,16 @@ class CachedShape(serializers.Serializer[Any]):
     num_bytes = serializers.IntegerField()
     files = CachedFileShape(many=True)
     used_by = serializers.ListField(child=serializers.CharField(), help_text="Models loaded of it.")
-    is_partial = serializers.BooleanField(help_text="Broken off; the next pull resumes it.")
+    models = serializers.ListField(
+        child=serializers.CharField(),
+        help_text="Of the catalogue, those that this is the source of.",
+    )
+    is_partial = serializers.BooleanField(help_text="Broken off; the next pull continues it.")
+    missing = serializers.ListField(
+        child=serializers.CharField(), help_text="Files that were wanted and are not whole."
+    )
+    wanted_bytes = serializers.IntegerField(help_text="Once nothing is missing; 0: nothing is.")
+    partial_bytes = serializers.IntegerField(help_text="Of the missing files; not in num_bytes.")
     last_used_unix_s = serializers.FloatField(allow_null=True)
     disk_free_bytes = serializers.IntegerField()
     disk_total_bytes = serializers.IntegerField()

@@ -9,17 +9,27 @@ A blob goes with the last snapshot that points to it.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from inference.loading.errors import BadSourceError
 from inference.loading.folders import bytes_under, files_under
-from inference.loading.hub_cache import hub_cache_dir
-from inference.loading.pypi import PARTIAL_PREFIX
+from inference.loading.hub_cache import REPOSITORY_PREFIX, hub_cache_dir, repository_dir
+from inference.loading.pending import (
+    Pending,
+    pending_blobs,
+    pending_commits,
+    pending_of,
+    pending_remove,
+)
+from inference.loading.pypi import PARTIAL_PREFIX, remove_abandoned
+from inference.loading.resumed import INCOMPLETE, is_being_written, partial_of
 from inference.protocol.downloads import CachedFile, CachedModel
 
-REPOSITORY_PREFIX = "models--"
-INCOMPLETE = "*.incomplete"
+ORPHAN_AFTER_S = 3600.0
+"""A partial file that nothing continues is an orphan once nobody has written it for so long: other
+programs may download to the same cache."""
 
 
 def list_cached(cache_dir: Path) -> list[CachedModel]:
@@ -49,20 +59,70 @@ def cached_directory(cache_dir: Path, source: str, revision: str) -> Path:
     return cache_dir / "pypi" / location
 
 
+def sweep_orphans(
+    cache_dir: Path, now_unix_s: float | None = None, *, only_source: str | None = None
+) -> dict[str, int]:
+    """Deletes what downloads left that no download will continue. Source -> the bytes that were
+    freed."""
+    now_unix_s = time.time() if now_unix_s is None else now_unix_s
+    freed: dict[str, int] = {}
+    for repository in _repositories(hub_cache_dir(cache_dir)):
+        source = _source_of(repository)
+        for path, num_bytes in _orphans(repository, now_unix_s):
+            if only_source in (None, source):
+                path.unlink(missing_ok=True)
+                freed[source] = freed.get(source, 0) + num_bytes
+    is_of_packages = only_source is None or only_source.startswith("pypi:")
+    if is_of_packages and (num_bytes := remove_abandoned(cache_dir / "pypi")):
+        freed["pypi:"] = num_bytes
+    return freed
+
+
+def _orphans(repository: Path, now_unix_s: float) -> Iterator[tuple[Path, int]]:
+    continued = pending_blobs(repository)
+    for path, stats in files_under(repository / "blobs"):
+        is_old = now_unix_s - stats.st_mtime > ORPHAN_AFTER_S
+        is_orphan = path.name.endswith(INCOMPLETE) and path.name not in continued and is_old
+        if is_orphan and not is_being_written(path):
+            yield path, stats.st_size
+
+
+def _repositories(hub_dir: Path) -> list[Path]:
+    return sorted(hub_dir.glob(f"{REPOSITORY_PREFIX}*"))
+
+
+def _source_of(repository: Path) -> str:
+    name = repository.name.removeprefix(REPOSITORY_PREFIX)
+    return "huggingface:" + name.replace("--", "/")
+
+
 def _hub_models(hub_dir: Path) -> Iterator[CachedModel]:
-    for repository in sorted(hub_dir.glob(f"{REPOSITORY_PREFIX}*")):
-        source = "huggingface:" + repository.name.removeprefix(REPOSITORY_PREFIX).replace("--", "/")
-        is_partial = any((repository / "blobs").glob(INCOMPLETE))
-        for snapshot in sorted((repository / "snapshots").glob("*")):
-            if files := _files(snapshot):
-                yield CachedModel(
-                    source=source,
-                    revision=snapshot.name,
-                    files=files,
-                    num_bytes=sum(file.num_bytes for file in files),
-                    last_used_unix_s=_last_used(snapshot),
-                    is_partial=is_partial,
-                )
+    for repository in _repositories(hub_dir):
+        snapshots = {path.name for path in (repository / "snapshots").glob("*")}
+        for commit in sorted(snapshots | {*pending_commits(repository)}):
+            files = _files(repository / "snapshots" / commit)
+            pending = pending_of(repository, commit)
+            if files or pending:
+                yield _hub_model(repository, commit, files, pending)
+
+
+def _hub_model(
+    repository: Path, commit: str, files: list[CachedFile], pending: Pending
+) -> CachedModel:
+    num_bytes = sum(file.num_bytes for file in files)
+    missing_bytes = sum(file.num_bytes for file in pending.values())
+    partials = (partial_of(repository / "blobs" / one.etag) for one in pending.values() if one.etag)
+    return CachedModel(
+        source=_source_of(repository),
+        revision=commit,
+        files=files,
+        num_bytes=num_bytes,
+        last_used_unix_s=_last_used(repository / "snapshots" / commit),
+        is_partial=bool(pending),
+        missing=sorted(pending),
+        wanted_bytes=num_bytes + missing_bytes if pending else 0,
+        partial_bytes=sum(path.stat().st_size for path in partials if path.is_file()),
+    )
 
 
 def _packages(packages_dir: Path) -> Iterator[CachedModel]:
@@ -81,24 +141,33 @@ def _packages(packages_dir: Path) -> Iterator[CachedModel]:
 
 def _delete_snapshot(repository: Path, revision: str, names: Collection[str]) -> int:
     snapshot = _inside(repository / "snapshots", revision)
-    before = bytes_under(repository)
+    before = _file_bytes(repository)
     for path in [path for path, _ in files_under(snapshot)]:
         if not names or path.relative_to(snapshot).as_posix() in names:
             path.unlink(missing_ok=True)
+    pending_remove(repository, revision, names or pending_of(repository, revision))
     if not _files(snapshot):
         shutil.rmtree(snapshot, ignore_errors=True)
     _delete_unused_blobs(repository)
-    freed = before - bytes_under(repository)
-    if not any(repository.glob("snapshots/*")):
+    freed = before - _file_bytes(repository)
+    if not any(repository.glob("snapshots/*")) and not pending_commits(repository):
         shutil.rmtree(repository, ignore_errors=True)
     return freed
 
 
+def _file_bytes(repository: Path) -> int:
+    return bytes_under(repository / "blobs") + bytes_under(repository / "snapshots")
+
+
 def _delete_unused_blobs(repository: Path) -> None:
-    """What was broken off goes as well: nothing points to it."""
+    """What was broken off goes as well, unless a download of another revision continues it or
+    writes it now."""
     used = {path.resolve() for path, _ in files_under(repository / "snapshots")}
+    continued = pending_blobs(repository)
     for blob in (repository / "blobs").glob("*"):
-        if blob.resolve() not in used:
+        if blob.resolve() in used or blob.name in continued:
+            continue
+        if not (blob.name.endswith(INCOMPLETE) and is_being_written(blob)):
             blob.unlink(missing_ok=True)
 
 
@@ -110,7 +179,7 @@ def _delete_packages(packages_dir: Path, name: str, revision: str) -> int:
 
 
 def _repository_dir(hub_dir: Path, repo: str) -> Path:
-    return _inside(hub_dir, REPOSITORY_PREFIX + repo.replace("/", "--"))
+    return _inside(hub_dir, repository_dir(hub_dir, repo).name)
 
 
 def _inside(parent: Path, name: str) -> Path:

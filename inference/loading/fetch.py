@@ -16,12 +16,12 @@ from typing import NoReturn
 
 import msgspec
 
-from inference.loading.cached import list_cached
+from inference.loading.cached import list_cached, sweep_orphans
 from inference.loading.disk import unwritten
 from inference.loading.errors import LoadError
 from inference.loading.progress import OnProgress
 from inference.loading.sources import fetch_files
-from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec
+from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage
 from inference.supervised_threads import SupervisedThread
 
 
@@ -67,6 +67,10 @@ def main() -> NoReturn:
 
 def fetch(order: FetchOrder, on_progress: OnProgress) -> Fetched | FetchFailed:
     cache_dir = Path(order.cache_dir)
+    swept = sweep_orphans(cache_dir, only_source=order.spec.source)
+    for source, num_bytes in swept.items():
+        detail = f"{num_bytes:,} bytes of broken downloads of {source} were removed"
+        on_progress(LoadProgress(stage=LoadStage.DOWNLOADING, detail=detail))
     before = _cached_names(cache_dir, order.spec)
     try:
         files = fetch_files(order.spec, cache_dir, order.free_memory_bytes, on_progress)
@@ -82,10 +86,11 @@ def fetch(order: FetchOrder, on_progress: OnProgress) -> Fetched | FetchFailed:
 
 
 def _cached_names(cache_dir: Path, spec: LoadSpec) -> dict[str, set[str]]:
-    """The cached files of this source alone: others may be downloaded at the same time."""
+    """The cached files of this source alone, and those that were begun: others may be downloaded at
+    the same time."""
     name = spec.source.partition("==")[0]
     return {
-        f"{model.source}@{model.revision}": {file.name for file in model.files}
+        f"{model.source}@{model.revision}": {file.name for file in model.files} | {*model.missing}
         for model in list_cached(cache_dir)
         if model.source == name or model.source.startswith(f"{name.lower()}-")
     }

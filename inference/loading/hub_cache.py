@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+REPOSITORY_PREFIX = "models--"
+
 
 def hub_cache_dir(cache_dir: Path) -> Path:
     """Read from the environment now: huggingface_hub's own constants are read at import."""
@@ -13,3 +15,9 @@ def hub_cache_dir(cache_dir: Path) -> Path:
     if home := os.environ.get("HF_HOME"):
         return Path(home).expanduser() / "hub"
     return cache_dir / "huggingface"
+
+
+def repository_dir(hub_dir: Path, repo: str) -> Path:
+    """Where the cache keeps a repository: ``blobs``, ``snapshots``, ``refs``; and ``pending``,
+    which is ours."""
+    return hub_dir / (REPOSITORY_PREFIX + repo.replace("/", "--"))

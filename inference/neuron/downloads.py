@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import redis
 
-from inference.loading.cached import cached_directory, delete_cached, list_cached
+from inference.loading.cached import cached_directory, delete_cached, list_cached, sweep_orphans
 from inference.loading.disk import free_disk_bytes
 from inference.loading.errors import LoadError
 from inference.loading.hub_cache import hub_cache_dir
@@ -197,7 +197,13 @@ class Downloads:
 
     # The threads.
 
+    def _sweep(self) -> None:
+        """Once: what was broken off before this neuron started and will not be continued."""
+        for source, num_bytes in sweep_orphans(self._fetcher.cache_dir).items():
+            log.info("removed %d bytes of broken downloads of %s", num_bytes, source)
+
     def _pull_for_ever(self) -> None:
+        self._sweep()
         while not self._is_stopping:
             self._work.wait()
             self._work.clear()

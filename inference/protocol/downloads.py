@@ -89,7 +89,13 @@ class CachedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     used_by: list[str] = []
     """Models on this neuron that were loaded from it."""
     is_partial: bool = False
-    """A download that was broken off; the next one resumes it."""
+    """A download of it was broken off; the next one continues it."""
+    missing: list[str] = []
+    """Files that the download wanted and that are not whole."""
+    wanted_bytes: int = 0
+    """What all files take once they are there; 0 where nothing is missing."""
+    partial_bytes: int = 0
+    """What is there of the missing files; not in ``num_bytes``."""
 
 
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True):

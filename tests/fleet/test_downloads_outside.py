@@ -14,7 +14,7 @@ from django.core.management import CommandError, call_command
 from django.test import AsyncClient, Client
 from django.urls import reverse
 
-from fleet import tasks
+from fleet import services, tasks
 from fleet.api.job_events import job_events
 from fleet.management import download_progress
 from fleet.models import Download
@@ -22,6 +22,7 @@ from inference.protocol.downloads import (
     CacheJobState,
 )
 from inference.protocol.load import LOADED
+from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.api_support import Api, key_api
 from tests.fleet.download_reports import (
@@ -127,9 +128,15 @@ def test_an_interrupted_pull_command_cancels_the_download(beast, sent, monkeypat
 
 
 def test_the_cached_command_lists_and_removes(beast, sent, say, monkeypatch) -> None:
-    say(cached=[cached(is_partial=True)])
+    partial = {"is_partial": True, "missing": ["b"], "wanted_bytes": 20 * GB, "partial_bytes": GB}
+    say(cached=[cached(**partial)])
     out, _ = told("models", "cached")
-    assert SOURCE in out and "partial" in out and "4.7 GiB" in out
+    assert SOURCE in out and "partial 30%" in out and "5.6 GiB" in out
+    assert "none of the catalogue" in out
+    services.catalogue_model_create(actor=COMMAND, name="mine", source=SOURCE)
+    services.catalogue_model_create(actor=COMMAND, name="other", source="huggingface:org/other")
+    out, _ = told("models", "cached")
+    assert "none of the catalogue" not in out and "mine" in out and "org/other" not in out
     assert json.loads(told("models", "cached", "--neuron", "beast", "--json")[0])[0]["is_partial"]
     with pytest.raises(CommandError, match="is cached nowhere"):
         told("models", "cached", "--remove", "pypi:other")

@@ -15,7 +15,18 @@ from fleet.management.sizes import size_text
 from fleet.management.subcommands import Run
 from metering.management.output import table_text
 
-COLUMNS = ("neuron", "source", "revision", "size", "state", "used by", "last used", "disk free")
+COLUMNS = (
+    "neuron",
+    "source",
+    "revision",
+    "size",
+    "state",
+    "models",
+    "loaded",
+    "last used",
+    "disk free",
+)
+NO_MODEL = "none of the catalogue"
 
 
 class Pull:
@@ -92,9 +103,18 @@ def _row(row: dict[str, Any]) -> list[object]:
         row["neuron"],
         row["source"],
         row["revision"][:12],
-        size_text(row["num_bytes"]),
-        "partial" if row["is_partial"] else "whole",
+        size_text(row["num_bytes"] + row["partial_bytes"]),
+        _state(row),
+        ", ".join(row["models"]) or NO_MODEL,
         ", ".join(row["used_by"]),
         "" if used is None else datetime.fromtimestamp(used, UTC).strftime("%Y-%m-%d"),
         size_text(row["disk_free_bytes"]),
     ]
+
+
+def _state(row: dict[str, Any]) -> str:
+    if not row["is_partial"]:
+        return "whole"
+    there = row["num_bytes"] + row["partial_bytes"]
+    share = f" {there / row['wanted_bytes']:.0%}" if row["wanted_bytes"] else ""
+    return f"partial{share}"

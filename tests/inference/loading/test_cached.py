@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import time
 from pathlib import Path
 
 import pytest
 
-from inference.loading.cached import delete_cached, list_cached
+from inference.loading.cached import delete_cached, list_cached, sweep_orphans
 from inference.loading.errors import BadSourceError
+from inference.loading.pending import PendingFile, pending_add
 
 SOURCE = "huggingface:org/tiny"
 
@@ -54,10 +58,53 @@ def test_each_revision_and_package_is_told(cache: Path) -> None:
     assert all(model.last_used_unix_s for model in list_cached(cache))
 
 
-def test_a_broken_off_download_is_told(cache: Path) -> None:
+def broken_off(cache: Path, commit: str, name: str, blob: str) -> Path:
+    """A download of ``name`` that left 3 of its 30 bytes."""
+    repository = cache / "huggingface/models--org--tiny"
+    pending_add(repository, commit, {name: PendingFile(num_bytes=30, etag=blob)})
+    partial = repository / "blobs" / f"{blob}.incomplete"
+    partial.write_bytes(b"ccc")
+    return partial
+
+
+def test_a_broken_off_download_makes_its_own_revision_partial(cache: Path) -> None:
     assert not any(model.is_partial for model in list_cached(cache))
-    (cache / "huggingface/models--org--tiny/blobs/blob-c.incomplete").write_bytes(b"c")
-    assert [model.is_partial for model in list_cached(cache)] == [True, True, False]
+    partial = broken_off(cache, "two", "c.gguf", "blob-c")
+    one, two, _ = list_cached(cache)
+    assert (one.is_partial, two.is_partial, two.missing) == (False, True, ["c.gguf"])
+    assert (two.num_bytes, two.partial_bytes, two.wanted_bytes) == (100, 3, 130)
+    assert delete_cached(cache, SOURCE, "one") == 10
+    assert partial.exists(), "the next download of two continues it"
+    assert delete_cached(cache, SOURCE, "two") == 103
+    assert not partial.exists() and len(list_cached(cache)) == 1
+
+
+def test_a_revision_of_which_nothing_is_whole_is_listed_and_removed(cache: Path) -> None:
+    partial = broken_off(cache, "three", "c.gguf", "blob-c")
+    three = list_cached(cache)[1]
+    assert (three.revision, three.files, three.partial_bytes) == ("three", [], 3)
+    assert delete_cached(cache, SOURCE, "three") >= 3
+    assert not partial.exists() and [m.revision for m in list_cached(cache)] == ["one", "two", ""]
+
+
+def test_orphans_are_swept_and_nothing_else(cache: Path) -> None:
+    """What is new, is continued by the next download or is being written stays."""
+    continued = broken_off(cache, "two", "c.gguf", "blob-c")
+    blobs = cache / "huggingface/models--org--tiny/blobs"
+    orphan, fresh, written = (blobs / f"{name}.incomplete" for name in ("d.1a2b3c4d", "e", "f"))
+    for path in (orphan, fresh, written):
+        path.write_bytes(b"12345")
+    now_unix_s = time.time()
+    for path in (orphan, written, continued):
+        os.utime(path, (now_unix_s - 7200, now_unix_s - 7200))
+    assert not any(model.is_partial for model in list_cached(cache)[:1])
+    with written.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert sweep_orphans(cache, now_unix_s) == {SOURCE: 5}
+    assert not orphan.exists()
+    assert fresh.exists() and written.exists() and continued.exists()
+    assert sweep_orphans(cache, now_unix_s + 3600.5) == {SOURCE: 10}
+    assert continued.exists() and len(list_cached(cache)) == 3
 
 
 def test_a_file_that_another_revision_has_stays(cache: Path) -> None:

@@ -11,6 +11,9 @@ import pytest
 
 from inference.loading import fetch
 from inference.loading.fetch import Fetched, FetchFailed, FetchOrder
+from inference.loading.hub_cache import hub_cache_dir, repository_dir
+from inference.loading.pending import PendingFile, pending_add
+from inference.neuron.fetcher import Fetcher
 from inference.protocol.load import LoadSpec
 
 
@@ -40,3 +43,25 @@ def test_a_disk_that_takes_nothing_is_told(
     assert isinstance(outcome, FetchFailed)
     assert outcome.failure.code == code
     assert os.strerror(number) in outcome.failure.message
+
+
+def test_what_a_full_disk_broke_off_is_among_what_is_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("HF_HUB_CACHE", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    repository = repository_dir(hub_cache_dir(tmp_path), "org/tiny")
+    partial = repository / "blobs" / "blob.incomplete"
+
+    def break_off(*_: Any) -> None:
+        pending_add(repository, "one", {"a.gguf": PendingFile(num_bytes=9, etag="blob")})
+        partial.parent.mkdir(parents=True)
+        partial.write_bytes(b"123")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fetch, "fetch_files", break_off)
+    outcome = fetch.fetch(order(tmp_path, "huggingface:org/tiny"), lambda _: None)
+    assert isinstance(outcome, FetchFailed)
+    assert outcome.new_files == {"huggingface:org/tiny@one": ["a.gguf"]}
+    Fetcher(tmp_path, lambda: 1).remove(outcome.new_files)
+    assert not partial.exists() and not repository.exists()

@@ -1,0 +1,86 @@
+"""Downloads a file by HTTP so that a transfer that was broken off continues where it ended.
+
+    <target>.incomplete ─▶ GET, Range: bytes=<its size>- ─▶ checked ─▶ <target>, by one rename
+
+The target's name has to stand for its bytes, as the hub's etags do: a partial file of that name is
+then the beginning of the same file. One process at a time writes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from inference.loading.checksum import check_sha256
+from inference.loading.errors import HashMismatchError
+
+INCOMPLETE = ".incomplete"
+
+
+def transfer(
+    url: str, target: Path, *, num_bytes: int, headers: Mapping[str, str], sha256: str | None
+) -> None:
+    """``sha256``: of the whole file, which is checked where it came in parts. Blocks while another
+    process writes the same file. Raises huggingface_hub's errors and ``OSError``."""
+    partial = partial_of(target)
+    while not target.exists():
+        with partial.open("ab") as file, _alone(file):
+            if target.exists():
+                break
+            is_resumed = _continue(url, file, num_bytes, headers)
+            if _is_whole(partial, sha256 if is_resumed else None):
+                partial.replace(target)
+            else:
+                file.truncate(0)
+    else:
+        return
+    partial.unlink(missing_ok=True)  # opened while the other process finished
+
+
+def partial_of(target: Path) -> Path:
+    return target.with_name(target.name + INCOMPLETE)
+
+
+def is_being_written(partial: Path) -> bool:
+    """Whether a process has it open for ``transfer`` now."""
+    try:
+        with partial.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
+
+
+def _continue(url: str, file: BinaryIO, num_bytes: int, headers: Mapping[str, str]) -> bool:
+    """Whether some of it was there."""
+    from huggingface_hub.file_download import http_get  # takes its time to import
+
+    done = file.seek(0, 2)
+    if done > num_bytes:
+        done = file.truncate(0)
+    http_get(url, file, resume_size=done, headers=dict(headers), expected_size=num_bytes)
+    file.flush()
+    return done > 0
+
+
+def _is_whole(partial: Path, sha256: str | None) -> bool:
+    try:
+        if sha256 is not None:
+            check_sha256(partial, sha256)
+    except HashMismatchError:
+        return False
+    return True
+
+
+@contextmanager
+def _alone(file: BinaryIO) -> Iterator[None]:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
