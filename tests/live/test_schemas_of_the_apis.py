@@ -1,7 +1,9 @@
-"""Schemathesis against the fleet's OpenAPI document: the server answers as that says."""
+"""Schemathesis against the fleet's and the gateway's OpenAPI documents: the server answers as they
+say."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from helexa_site.config import REPOSITORY_DIR
 from tests.browser.server import PagesServer
 from tests.fleet.hub.conftest import running_hub
+from tests.live.schemathesis_hooks import PLAIN, TEXT
+from tests.live.scripted_model import ScriptedModel
+from tests.live.scripted_server import ScriptedServe
 from tests.private_redis import running_redis
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(1200)]
@@ -26,6 +32,11 @@ WAITING = r"(models/load|models/unload|events)$"
 """What waits for a neuron, of which there is none, and streams that do not end meanwhile."""
 TIMEOUT_S = 1000
 NUM_EXAMPLES = 10
+NUM_GATEWAY_EXAMPLES = 25
+DOWNLOADING = "/api/pull$"
+"""What reaches for the network."""
+STATUSES = "statuses"
+"""A file of paths and statuses, beside what schemathesis writes."""
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +68,44 @@ def test_answers_are_as_documented(
     server: PagesServer, tmp_path: Path, document: str, scopes: str
 ) -> None:
     key = _key(server, re.sub(r"\W", "-", scopes), scopes)
+    _run(
+        server.url + document,
+        tmp_path,
+        *("--header", f"Authorization: Bearer {key}"),
+        *("--phases", "examples,coverage,fuzzing", "--max-examples", str(NUM_EXAMPLES)),
+        *("--exclude-path-regex", WAITING),
+    )
+
+
+def test_the_gateways_answers_are_as_documented(
+    scripted_server: ScriptedServe, hermes: ScriptedModel, tmp_path: Path
+) -> None:
+    """With an engine that answers at once, and short answers."""
+    hermes.answers(TEXT, "Hello.")
+    _run(
+        f"{scripted_server.url}/openapi.json",
+        tmp_path,
+        *("--phases", "examples,coverage,fuzzing", "--max-examples", str(NUM_GATEWAY_EXAMPLES)),
+        *("--exclude-path-regex", DOWNLOADING),
+    )
+    seen = set((tmp_path / STATUSES).read_text().splitlines())
+    assert {f"{path} 200" for path in PLAIN} <= seen
+
+
+def _run(document_url: str, directory: Path, *options: str) -> None:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "schemathesis.cli", "run", server.url + document),
-            *("--header", f"Authorization: Bearer {key}"),
-            *("--checks", ",".join(CHECKS)),
-            *("--phases", "examples,coverage,fuzzing"),
-            *("--max-examples", str(NUM_EXAMPLES), "--seed", "1"),
-            *("--exclude-path-regex", WAITING),
+            *(sys.executable, "-m", "schemathesis.cli", "run", document_url, *options),
+            *("--checks", ",".join(CHECKS), "--seed", "1"),
             *("--continue-on-failure", "--no-color", "--request-timeout", "120"),
         ],
-        cwd=tmp_path,
+        cwd=directory,
+        env=os.environ
+        | {
+            "SCHEMATHESIS_HOOKS": "tests.live.schemathesis_hooks",
+            "SCHEMATHESIS_STATUSES": STATUSES,
+            "PYTHONPATH": str(REPOSITORY_DIR),
+        },
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
