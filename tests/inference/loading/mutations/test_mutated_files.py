@@ -44,10 +44,12 @@ def test_some_mutated_files(tmp_path: Path, native_cache_dir: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.limit_s(36_000)
 def test_many_mutated_files(tmp_path: Path, native_cache_dir: Path) -> None:
     check(QUICK, MANY, tmp_path, native_cache_dir)
 
 
 @pytest.mark.slow
+@pytest.mark.limit_s(36_000)
 def test_mutated_files_of_transformers_modules(tmp_path: Path, native_cache_dir: Path) -> None:
     check(sorted(SLOW), max(1, MANY // 10), tmp_path, native_cache_dir)
