@@ -12,11 +12,12 @@
     │   ├── ExpiredKeyError
     │   └── DisabledAccountError    its account is switched off
     ├── NoAccountError              a person who belongs to no account
-    ├── UnknownAccountError
-    ├── UnknownKeyError             an operator named a key that is not there
-    ├── UnknownUserError
-    ├── UnknownMemberError          a person who is not in that account
-    ├── UnknownBudgetError
+    ├── UnknownNameError            an operator named what is not there
+    │   ├── UnknownAccountError
+    │   ├── UnknownKeyError
+    │   ├── UnknownUserError
+    │   ├── UnknownMemberError      a person who is not in that account
+    │   └── UnknownBudgetError
     ├── ScopeNotHeldError           a key would grant more than it may do itself
     └── MeteringValueError          a field cannot hold its value
 
@@ -118,23 +119,27 @@ class NoAccountError(MeteringError):
     pass
 
 
-class UnknownAccountError(MeteringError):
+class UnknownNameError(MeteringError):
     pass
 
 
-class UnknownKeyError(MeteringError):
+class UnknownAccountError(UnknownNameError):
     pass
 
 
-class UnknownUserError(MeteringError):
+class UnknownKeyError(UnknownNameError):
     pass
 
 
-class UnknownMemberError(MeteringError):
+class UnknownUserError(UnknownNameError):
     pass
 
 
-class UnknownBudgetError(MeteringError):
+class UnknownMemberError(UnknownNameError):
+    pass
+
+
+class UnknownBudgetError(UnknownNameError):
     pass
 
 

@@ -6,11 +6,18 @@ from fleet.catalogue.kinds import Count, Flag, Text, Word
 from fleet.nouns.field import Field
 from fleet.nouns.kinds import Moment, Names
 from fleet.nouns.noun import Noun
+from metering.keys import prefix_of
 from metering.models import Budget, Membership
 from metering.principal import Scope
 from metering.services.accounts import MAX_WEIGHT
 from metering.services.budgets import MAX_CAP, MAX_WINDOW_S
 from metering.services.keys import DEFAULT_SCOPES, MAX_NAME_CHARS
+
+
+def prefix_of_word(word: str) -> str:
+    """Of a whole key only its prefix is used: no URL or log line holds a key."""
+    return prefix_of(word) or word
+
 
 ROLES = tuple(Membership.Role.values)
 UNITS = tuple(Budget.Unit.values)
@@ -89,6 +96,7 @@ MEMBERS = Noun(
         ),
     ),
     filters=("account", "user", "role"),
+    id_help="ACCOUNT/USER",
 )
 KEYS = Noun(
     path="keys",
@@ -129,6 +137,8 @@ KEYS = Noun(
         *LIMITS,
     ),
     filters=("account", "status"),
+    id_help="as in hx-0a1b2c3d4e",
+    id_of_word=prefix_of_word,
 )
 BUDGETS = Noun(
     path="budgets",
@@ -143,6 +153,7 @@ BUDGETS = Noun(
         ),
         Field(
             name="key",
+            flag="on-key",
             kind=Text(max_length=16),
             placeholder="PREFIX",
             help="the key that it caps",

@@ -53,7 +53,7 @@ def would(actor: Actor, change: Callable[[], object]) -> list[AuditEntry]:
     with transaction.atomic():
         newest = AuditEntry.objects.order_by("-id").values_list("id", flat=True).first() or 0
         change()
-        entries = AuditEntry.objects.filter(id__gt=newest, actor=str(actor)).order_by("id")
+        entries = AuditEntry.objects.filter(id__gt=newest, actor=str(actor)[:200]).order_by("id")
         found = list(entries)
         transaction.set_rollback(True)
     selectors.catalogue_cache_clear()

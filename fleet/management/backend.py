@@ -20,12 +20,14 @@ from typing import Any, Protocol
 
 from django.core.handlers.wsgi import WSGIRequest
 from django.core.management.base import CommandError
+from django.db import Error as DjangoDatabaseError
 from django.urls import resolve
 
+from helexa_site.exit_codes import ExitCode, exit_code
 from inference.settings.commands import URL
 from inference.settings.gateway import API_KEY
 from inference.version import VERSION
-from metering.management.output import NO_DATABASE
+from metering.management.output import database_words
 
 TIMEOUT_S = 60.0
 NO_ANSWER = (OSError, ValueError, HTTPException)
@@ -62,9 +64,11 @@ class RestBackend:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
                 content = response.read()
         except urllib.error.HTTPError as error:
-            raise CommandError(refusal_of(error)) from error
+            raise CommandError(refusal_of(error), returncode=exit_code(error.code)) from error
         except NO_ANSWER as error:
-            raise CommandError(f"{self._url} does not answer: {error}") from error
+            raise CommandError(
+                f"{self._url} does not answer: {error}", returncode=ExitCode.UNAVAILABLE
+            ) from error
         with self.understood():
             return _json(content)
 
@@ -98,11 +102,14 @@ class LocalBackend:
         )
         request.is_of_command = True  # type: ignore[attr-defined]
         found = resolve(f"/api/{where}", API_URLS)
-        response = found.func(request, *found.args, **found.kwargs).render()
+        try:
+            response = found.func(request, *found.args, **found.kwargs).render()
+        except DjangoDatabaseError as error:
+            reason = f"{database_words(error)} {OR_A_SERVER}"
+            raise CommandError(reason, returncode=ExitCode.UNAVAILABLE) from error
         if response.status_code >= 400:
             reason = refusal_text(response.status_code, response.content)
-            is_away = b'"database_unavailable"' in response.content
-            raise CommandError(f"{reason} {NO_DATABASE} {OR_A_SERVER}" if is_away else reason)
+            raise CommandError(reason, returncode=exit_code(response.status_code))
         return _json(response.content)
 
 
@@ -121,9 +128,7 @@ def understood(url: str) -> Iterator[None]:
 
 def add_backend_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--url", help="of a server, as http://gpu-box:31313 (or HELEXA_URL)")
-    parser.add_argument(
-        "--key", help="with the scopes fleet:read and fleet:write (or HELEXA_API_KEY)"
-    )
+    parser.add_argument("--key", help="an API key with the scopes for this (or HELEXA_API_KEY)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

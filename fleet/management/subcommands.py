@@ -43,18 +43,29 @@ class Subcommand(Protocol):
         ...
 
 
+def aliases_of(subcommand: Subcommand) -> tuple[str, ...]:
+    """Other words for it, which earlier releases had."""
+    return getattr(subcommand, "aliases", ())
+
+
 class SubcommandsCommand(QuickCommand):
     subcommands: Sequence[Subcommand] = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parsers = parser.add_subparsers(dest="command", required=True)
         for subcommand in self.subcommands:
-            one = parsers.add_parser(subcommand.name, help=subcommand.help)
+            one = parsers.add_parser(
+                subcommand.name,
+                help=subcommand.help,
+                description=subcommand.help,
+                aliases=aliases_of(subcommand),
+            )
             add_backend_arguments(one)
             subcommand.add_arguments(one)
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        subcommand = next(one for one in self.subcommands if one.name == options["command"])
+        word = options["command"]
+        subcommand = next(one for one in self.subcommands if word in (one.name, *aliases_of(one)))
         run = Run(
             options=options, backend=backend_of(options), stdout=self.stdout, stderr=self.stderr
         )

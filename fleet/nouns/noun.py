@@ -7,6 +7,7 @@ Noun ─▶ bodies of POST and PATCH      fleet.nouns.bodies
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fleet.nouns.field import Field
@@ -23,6 +24,9 @@ class Noun:
     fields: tuple[Field, ...]
     filters: tuple[str, ...] = ()
     """Query parameters of the list, which are the flags of its command."""
+    id_help: str = ""
+    id_of_word: Callable[[str], str] = str
+    """The id in what somebody typed."""
 
     @property
     def changeable(self) -> tuple[Field, ...]:

@@ -1,24 +1,22 @@
-"""What ``keys create`` is told on its command line, as the services take it."""
+"""The caps of ``keys add`` and ``budgets add``, as the REST API takes them."""
 
 from __future__ import annotations
 
-import re
-from argparse import ArgumentTypeError
-from datetime import UTC, datetime, timedelta
+from argparse import ArgumentParser, ArgumentTypeError
 from typing import Any
 
 from metering.errors import MeteringValueError
 from metering.models import Budget
 from metering.money import micro_usd_of
-from metering.services import Cap
 
-DURATION = re.compile(r"(\d{1,9})([smhdw])", re.ASCII)
-UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 CALENDAR_WINDOWS = (Budget.Window.BALANCE, Budget.Window.DAY, Budget.Window.MONTH)
+WINDOW_HELP = "balance (default), day, month or a number of seconds"
 
 
-def words(text: str) -> list[str]:
-    return [word for word in re.split(r"[\s,]+", text) if word]
+def add_cap_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--cap-tokens", type=int, metavar="N", help="hard cap in tokens")
+    parser.add_argument("--cap-usd", type=micro_usd, metavar="X", help="hard cap in US dollars")
+    parser.add_argument("--window", metavar="WINDOW", help=f"of the caps: {WINDOW_HELP}")
 
 
 def micro_usd(text: str) -> int:
@@ -29,21 +27,7 @@ def micro_usd(text: str) -> int:
         raise ArgumentTypeError(str(error)) from None
 
 
-def expiry(text: str, *, now: datetime | None = None) -> datetime:
-    """``30d``, ``12h``, or a date or moment in UTC."""
-    now = now or datetime.now(UTC)
-    try:
-        if match := DURATION.fullmatch(text):
-            return now + timedelta(**{UNITS[match[2]]: int(match[1])})
-        moment = datetime.fromisoformat(text)
-    except (ValueError, OverflowError):
-        raise ArgumentTypeError(
-            f"{text!r} is neither a duration, as in 30d or 12h, nor a date, as in 2027-01-31"
-        ) from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-
-
-def caps(options: dict[str, Any]) -> list[Cap]:
+def caps(options: dict[str, Any]) -> list[dict[str, Any]]:
     """Of ``--cap-tokens`` and ``--cap-usd``, which share the ``--window``. Raises
     ``MeteringValueError``."""
     asked = [
@@ -56,15 +40,16 @@ def caps(options: dict[str, Any]) -> list[Cap]:
         if word is not None:
             raise MeteringValueError("window", "A window needs --cap-tokens or --cap-usd")
         return []
-    window, window_s = _window(word or Budget.Window.BALANCE.value)
-    return [Cap(unit=unit, cap=cap, window=window, window_s=window_s) for unit, cap in given]
+    window = window_of(word or Budget.Window.BALANCE.value)
+    return [{"unit": unit, "cap": cap, **window} for unit, cap in given]
 
 
-def _window(word: str) -> tuple[str, int | None]:
+def window_of(word: str) -> dict[str, Any]:
+    """Raises ``MeteringValueError``."""
     if word in CALENDAR_WINDOWS:
-        return word, None
+        return {"window": word, "window_s": None}
     if not (word.isascii() and word.isdigit()):
         raise MeteringValueError(
             "window", f"{word!r} is none of balance, day, month and a number of seconds"
         )
-    return Budget.Window.SECONDS.value, int(word)
+    return {"window": Budget.Window.SECONDS.value, "window_s": int(word)}

@@ -15,10 +15,10 @@ from django.db import Error as DjangoDatabaseError
 from rich.console import Console
 from rich.table import Table
 
+from helexa_site.exit_codes import ExitCode
 from helexa_site.program import program
 from inference.settings.setting import SettingError
-from metering.errors import MeteringError, MeteringValueError
-from metering.selectors import BudgetStatus
+from metering.errors import MeteringError, MeteringValueError, UnknownNameError
 
 WIDTH_OF_FILES = 160
 CANNOT_WRITE = ("disk is full", "readonly database")
@@ -55,17 +55,19 @@ def json_text(value: Any) -> str:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """What can go wrong as one line on standard error and exit code 1."""
+    """Shows what can go wrong as one line on standard error, with the exit code for it."""
     try:
         yield
     except MeteringValueError as error:
         raise CommandError(f"{error.field}: {error}") from error
     except MeteringError as error:
-        raise CommandError(str(error)) from error
+        is_unknown = isinstance(error, UnknownNameError)
+        code = ExitCode.NOT_FOUND if is_unknown else ExitCode.REFUSED
+        raise CommandError(str(error), returncode=code) from error
     except SettingError as error:
         raise CommandError(str(error)) from error
     except DjangoDatabaseError as error:
-        raise CommandError(database_words(error)) from error
+        raise CommandError(database_words(error), returncode=ExitCode.UNAVAILABLE) from error
 
 
 def database_words(error: DjangoDatabaseError) -> str:
@@ -87,10 +89,6 @@ def limits_text(row: Mapping[str, Any]) -> str:
     if (most := row["max_concurrent"]) is not None:
         limits.append(f"{most:,} at once")
     return ", ".join(limits)
-
-
-def window_text(budget: BudgetStatus) -> str:
-    return f"{budget.window_s} s" if budget.window_s is not None else budget.window
 
 
 def _cell(value: object) -> str:

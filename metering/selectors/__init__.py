@@ -10,7 +10,6 @@ from metering.selectors.accounts import (
 from metering.selectors.budgets import (
     BudgetStatus,
     budget_status,
-    budgets_by_account,
     budgets_by_key,
     budgets_nearly_spent,
     budgets_of,
@@ -41,7 +40,6 @@ __all__ = [
     "account_find",
     "budget_find",
     "budget_status",
-    "budgets_by_account",
     "budgets_by_key",
     "budgets_nearly_spent",
     "budgets_of",

@@ -84,15 +84,6 @@ def budgets_by_key(*, keys: Iterable[str], now_unix_s: float) -> dict[str, list[
     return found
 
 
-def budgets_by_account(*, now_unix_s: float) -> dict[str, list[BudgetStatus]]:
-    """The budgets of each account that has any, by its name."""
-    found: dict[str, list[BudgetStatus]] = {}
-    for row in Budget.objects.filter(account__isnull=False).order_by("id"):
-        status = budget_status(row, now_unix_s=now_unix_s)
-        found.setdefault(status.owner, []).append(status)
-    return found
-
-
 def left_words(budgets: Iterable[BudgetStatus]) -> str:
     """``$0.40 of $1.00 per day``, for people: what is left of each."""
     return ", ".join(

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
+from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import OperationalError
 from django.utils import timezone
 
+from fleet.nouns.kinds import expiry
+from helexa_site.exit_codes import ExitCode
 from metering import keys
 from metering.actor import COMMAND
-from metering.management.key_arguments import expiry
 from metering.models import Account, ApiKey, AuditEntry, Budget, UsageHour
 
 pytestmark = pytest.mark.django_db
@@ -39,11 +41,11 @@ def printed_json(*words: str) -> Any:
     return json.loads(output(*words, "--json"))
 
 
-def refused(*words: str) -> str:
-    """The one line for people; Django prints it on standard error and exits with 1."""
+def refused(*words: str, code: int = ExitCode.REFUSED) -> str:
+    """The one line for people; Django prints it on standard error and exits with the code."""
     with pytest.raises(CommandError) as caught:
         output(*words)
-    assert caught.value.returncode == 1
+    assert caught.value.returncode == code
     return str(caught.value)
 
 
@@ -65,13 +67,69 @@ class TestAccounts:
     def test_refused(self, account: Account) -> None:
         assert "already" in refused("accounts", "create", "research")
         assert "lower-case slug" in refused("accounts", "create", "No Slug")
-        assert "no account named 'nobody'" in refused("accounts", "show", "nobody")
+        assert "no account named 'nobody'" in refused("accounts", "show", "nobody", code=3)
         assert "weight" in refused("accounts", "create", "ops", "--weight", "0")
         with pytest.raises(CommandError):
             output("accounts")
 
+    def test_change_and_remove(self, account: Account) -> None:
+        output("accounts", "change", "research", "--weight", "4", "--rpm", "9", "--enabled=false")
+        output("accounts", "change", "research", "--rpm", "none")
+        (row,) = printed_json("accounts", "list", "--enabled", "false")
+        assert (row["name"], row["weight"], row["requests_per_minute"]) == ("research", 4, None)
+        assert "would account.delete research" in output(
+            "accounts", "remove", "research", "--dry-run"
+        )
+        assert Account.objects.filter(name="research").exists()
+        assert "Removed" in output("accounts", "remove", "research")
+        assert "built in" in refused("accounts", "remove", "shared")
+        assert "--weight" in refused("accounts", "change", "shared", code=ExitCode.USAGE)
+        assert "true nor false" in refused("accounts", "change", "shared", "--enabled=maybe")
+
+
+class TestMembers:
+    def test_from_first_to_last(self, account: Account) -> None:
+        User.objects.create_user("alice")
+        output("members", "add", "research", "alice", "--role", "viewer")
+        output("members", "change", "research/alice", "--role", "owner")
+        (row,) = printed_json("members", "list", "--account", "research")
+        assert (row["user"], row["role"]) == ("alice", "owner")
+        assert "alice" in output("accounts", "show", "research")
+        assert "would membership.remove" in output("members", "remove", row["id"], "--dry-run")
+        output("members", "remove", row["id"])
+        assert "not in the account" in refused("members", "show", row["id"], code=3)
+
+
+class TestBudgets:
+    def test_from_first_to_last(self, account: Account) -> None:
+        made = printed_json("budgets", "add", "--account=research", "--cap-usd=5", "--window=day")
+        name = str(made["id"])
+        output("budgets", "change", name, "--cap", "6.5", "--window", "3600")
+        (row,) = printed_json("budgets", "list", "--account", "research")
+        assert (row["cap"], row["window"], row["window_s"]) == (6_500_000, "seconds", 3600)
+        for words in (("budgets", "list"), ("accounts", "list"), ("accounts", "show", "research")):
+            assert "$6.50" in output(*words)
+        assert "would budget.remove" in output("budgets", "remove", name, "--dry-run")
+        output("budgets", "remove", name)
+        assert "no budget" in refused("budgets", "show", name, code=3)
+        assert "one of --cap-tokens" in refused("budgets", "add", "--account=research")
+
 
 class TestKeys:
+    def test_change_and_show(self, account: Account) -> None:
+        made = printed_json("keys", "create", "research", "--expires", "1d", "--cap-tokens=50")
+        prefix = made["prefix"]
+        output("keys", "change", prefix, "--name", "ci", "--expires", "never", "--rpm", "7")
+        shown = printed_json("keys", "show", prefix)
+        assert (shown["name"], shown["expires_at"]) == ("ci", None)
+        assert shown["requests_per_minute"] == 7
+        assert "50 tokens" in output("keys", "list", "--status", "active")
+        budget = printed_json("budgets", "list", "--on-key", prefix)
+        assert [one["id"] for one in budget] == [shown["budgets"][0]["id"]]
+        assert "would key.revoke" in output("keys", "revoke", prefix, "--dry-run")
+        output("keys", "revoke", prefix)
+        assert "was revoked" in refused("keys", "change", prefix, "--name", "x", code=4)
+
     def test_the_key_alone_is_printed(self, account: Account) -> None:
         key = output("keys", "create", "research").strip()
         row = ApiKey.objects.get()
@@ -139,7 +197,7 @@ class TestKeys:
 
     def test_a_whole_key_is_never_repeated(self, account: Account) -> None:
         whole = keys.make_key().key
-        assert whole not in refused("keys", "revoke", whole)
+        assert whole not in refused("keys", "revoke", whole, code=3)
         made = output("keys", "create", "research").strip()
         assert made not in output("keys", "revoke", made)
         assert ApiKey.objects.get().revoked_at is not None
@@ -148,13 +206,13 @@ class TestKeys:
         ("words", "message"),
         [
             (["--scopes", "all"], "scopes: 'all' is none of inference"),
-            (["--models", "nothing"], "model_names: There is no model named 'nothing'"),
-            (["--cap-tokens", "0"], "cap: A cap is a positive whole number"),
+            (["--models", "nothing"], "models: There is no model named 'nothing'"),
+            (["--cap-tokens", "0"], "cap: 0 is less than 1"),
             (["--cap-usd", "0.0000001"], "six decimals"),
             (["--cap-usd", "ten"], "not an amount"),
             (["--window", "day"], "window: A window needs --cap-tokens"),
             (["--cap-tokens", "5", "--window", "year"], "none of balance, day, month"),
-            (["--cap-tokens", "5", "--window", "0"], "how many seconds"),
+            (["--cap-tokens", "5", "--window", "0"], "window_s: 0 is less than 1"),
             (["--expires", "soon"], "neither a duration"),
             (["--expires", "2001-01-01"], "expired already"),
             (["--rpm", "0"], "requests_per_minute"),
@@ -165,7 +223,7 @@ class TestKeys:
         assert not ApiKey.objects.exists()
 
     def test_an_account_that_is_not_there(self) -> None:
-        assert "manage.py accounts create" in refused("keys", "create", "nobody")
+        assert "manage.py accounts create" in refused("keys", "create", "nobody", code=3)
 
     def test_a_key_that_no_gateway_could_check(self, account: Account, settings: Any) -> None:
         settings.CONFIG = replace(settings.CONFIG, secret_key_is_kept=False)
@@ -177,7 +235,7 @@ class TestKeys:
             raise OperationalError("no such table: metering_account\nand a trace")
 
         monkeypatch.setattr("metering.selectors.account_find", fail)
-        message = refused("keys", "create", "research")
+        message = refused("keys", "create", "research", code=6)
         assert "no such table: metering_account. Has it been set up" in message
         assert "DATABASE_URL and HELEXA_DATA_DIR say which it is" in message
 
@@ -261,5 +319,5 @@ class TestUsage:
     def test_refused(self) -> None:
         assert "not a date" in refused("usage", "--from=yesterday")
         assert "comes after" in refused("usage", "--from=2026-01-03", "--to=2026-01-02")
-        assert "no account" in refused("usage", "--account=nobody")
+        assert "no account" in refused("usage", "--account=nobody", code=3)
         assert "invalid choice" in refused("usage", "--by=week")
