@@ -8,10 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet.gate.asking import Post, Probe, problem_of
+from fleet.gate.asking import Post, Probe, RefusedError, problem_of
 from fleet.gate.waiting import Loaded, failures, missing, ready_now
 
 LOOK_EVERY_S = 2.0
+ABSENT_LIMIT_S = 30.0
+"""How long a server that has never answered is waited for. One that has is waited for as loads
+are."""
+NO_SERVER = (0, 502, 503, 504)
+"""Statuses of a server, or of a proxy before it, that is not there now."""
+NOTHING_KNOWN: Mapping[str, Any] = {"is_live": False, "neurons": [], "jobs": []}
 MAX_TRIES = 12
 """Questions to a model of several neurons until one of them came to the neuron in question."""
 NUMBERED = "{question} (question {number})"
@@ -22,6 +28,7 @@ class Fleet:
     """How the gate sees the fleet."""
 
     overview: Callable[[], Mapping[str, Any]]
+    """Raises ``RefusedError``."""
     last_used: Callable[[Loaded], str | None]
     """When that replica last had work; changes with each request."""
     embedding_models: Callable[[], frozenset[str]]
@@ -45,10 +52,10 @@ class Gate:
         if closed := self._wait(expected):
             return closed
         loaded = ready_now(self.fleet.overview(), self.neuron)
-        embedding = self.fleet.embedding_models()
+        embedding = self.fleet.embedding_models() if loaded else frozenset()
         if not loaded:
             where = f" on {self.neuron}" if self.neuron else ""
-            return [f"no model is ready{where}, so nothing can be asked"]
+            self.say(f"no model is loaded{where}: nothing to probe")
         problems = []
         for one in loaded if self.neuron else _one_of_each(loaded):
             problem = self._ask(one, is_embedding=one.model in embedding)
@@ -60,12 +67,17 @@ class Gate:
 
     def _wait(self, expected: Sequence[Loaded]) -> list[str]:
         deadline_s = self.clock() + self.ready_limit_s
+        absent_at_s = self.clock() + min(ABSENT_LIMIT_S, self.ready_limit_s)
         told: list[str] = []
         while True:
-            overview = self.fleet.overview()
+            overview, absence = self._look()
+            if absence is None:
+                absent_at_s = deadline_s
+            elif self.clock() >= absent_at_s:
+                return [absence]
             if lost := failures(overview, self.neuron):
                 return lost
-            reasons = missing(overview, expected, self.neuron)
+            reasons = [absence] if absence else missing(overview, expected, self.neuron)
             if not reasons:
                 return []
             if reasons != told:
@@ -74,6 +86,15 @@ class Gate:
             if self.clock() >= deadline_s:
                 return [f"not ready in {self.ready_limit_s:.0f} s: {reason}" for reason in reasons]
             self.sleep(LOOK_EVERY_S)
+
+    def _look(self) -> tuple[Mapping[str, Any], str | None]:
+        """The fleet, and why the server does not answer: it may be restarted itself."""
+        try:
+            return self.fleet.overview(), None
+        except RefusedError as error:
+            if error.status not in NO_SERVER:
+                raise
+            return NOTHING_KNOWN, str(error)
 
     def _ask(self, one: Loaded, *, is_embedding: bool) -> str | None:
         if self.neuron is None:

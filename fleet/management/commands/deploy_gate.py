@@ -82,22 +82,11 @@ class Command(QuickCommand):
 
 def fleet_of(server: Server) -> Fleet:
     return Fleet(
-        overview=lambda: _overview(server),
+        overview=lambda: server.get("/api/overview"),
         last_used=lambda one: _last_used(server, one),
         embedding_models=lambda: _embedding_models(server),
         post=server.post,
     )
-
-
-def _overview(server: Server) -> dict[str, Any]:
-    """A gateway that is itself restarted is waited for."""
-    try:
-        found: dict[str, Any] = server.get("/api/overview")
-        return found
-    except RefusedError as error:
-        if error.status in (0, 502, 503, 504):
-            return {"is_live": False, "neurons": [], "jobs": []}
-        raise
 
 
 def _embedding_models(server: Server) -> frozenset[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleet.gate.asking import Probe, RefusedError, problem_of
-from fleet.gate.gate import MAX_TRIES, Fleet, Gate
+from fleet.gate.gate import ABSENT_LIMIT_S, MAX_TRIES, Fleet, Gate
 from fleet.gate.waiting import Loaded, failures, missing, ready_now
 from fleet.overview.lines import FleetOverview, JobLine, NeuronLine, ReplicaLine
 
@@ -46,7 +46,9 @@ def test_the_overviews_here_are_like_the_real_one() -> None:
 class FakeFleet:
     """Overviews one after the other, the last one for ever; answers by model."""
 
-    def __init__(self, *overviews: dict[str, Any], answers: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, *overviews: dict[str, Any] | Exception, answers: dict[str, Any] | None = None
+    ) -> None:
         self.overviews = list(overviews)
         self.answers = answers or {}
         self.asked: list[tuple[str, str]] = []
@@ -56,7 +58,10 @@ class FakeFleet:
         self.said: list[str] = []
 
     def overview(self) -> dict[str, Any]:
-        return self.overviews.pop(0) if len(self.overviews) > 1 else self.overviews[0]
+        found = self.overviews.pop(0) if len(self.overviews) > 1 else self.overviews[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         self.asked.append((path, body["model"]))
@@ -112,8 +117,30 @@ def test_a_load_that_failed_is_not_waited_for() -> None:
     assert fleet.now_s == 0.0
 
 
-def test_a_fleet_without_models_is_red() -> None:
-    assert "no model is ready" in FakeFleet(overview(neuron())).gate().problems([])[0]
+def test_a_fleet_without_models_has_nothing_to_probe() -> None:
+    fleet = FakeFleet(overview(neuron()))
+    assert fleet.gate("beast").problems([]) == []
+    assert fleet.said == ["no model is loaded on beast: nothing to probe"]
+
+
+AWAY = RefusedError(0, "http://gateway:31313 does not answer: refused")
+
+
+def test_a_server_that_is_absent_is_not_waited_for_as_loads_are() -> None:
+    fleet = FakeFleet(AWAY)
+    gate = dataclasses.replace(fleet.gate(), ready_limit_s=900.0)
+    assert gate.problems([QWEN_ON_BEAST]) == [str(AWAY)]
+    assert fleet.said == [f"waiting: {AWAY}"]
+    assert fleet.now_s == ABSENT_LIMIT_S
+
+
+def test_a_gateway_that_is_restarted_meanwhile_is_waited_for() -> None:
+    silent = [AWAY] * 100
+    fleet = FakeFleet(overview(neuron(qwen="loading")), *silent, overview(neuron(qwen="ready")))
+    gate = dataclasses.replace(fleet.gate(), ready_limit_s=900.0)
+    assert gate.problems([QWEN_ON_BEAST]) == []
+    with pytest.raises(RefusedError, match="no scope"):
+        FakeFleet(RefusedError(403, "no scope")).gate().problems([])
 
 
 def test_each_model_is_asked_once_wherever_it_is() -> None:
