@@ -114,6 +114,7 @@ class Config:
     redirects_to_https: bool = False
     """What a trusted proxy was asked for by HTTP."""
     hsts_s: int = 0
+    drain_s: int = gateway.DRAIN_SECONDS.default
     redis_stall_s: int = storage.REDIS_STALL_S.default
     """How long open requests wait for a Redis that does not answer."""
 
@@ -178,6 +179,7 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         response_retention_days=storage.RESPONSE_RETENTION_DAYS.read(environment),
         ledger_retention_days=storage.LEDGER_RETENTION_DAYS.read(environment),
         has_public_bench=gateway.BENCH_PUBLIC.read(environment),
+        drain_s=gateway.DRAIN_SECONDS.read(environment),
         redis_stall_s=storage.REDIS_STALL_S.read(environment),
     )
 

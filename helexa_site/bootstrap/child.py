@@ -89,11 +89,16 @@ class Child:
         self._keeper.join(self.spec.stop_grace_s)
         if self._keeper.is_alive:
             say(self.spec.name, f"did not stop within {self.spec.stop_grace_s:g} s; killing it")
-            with self._lock:
-                if self._process is not None:
-                    kill_group(self._process.pid)
+            self.kill()
             self._keeper.join()
         self._log.close()
+
+    def kill(self) -> None:
+        """SIGKILL to its whole group, and no restart from now on."""
+        with self._lock:
+            self._stopping.set()
+            if self._process is not None:
+                kill_group(self._process.pid)
 
     def _keep(self) -> None:
         self._end_leftover()

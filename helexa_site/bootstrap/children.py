@@ -19,6 +19,7 @@ from helexa_site.bootstrap.child import ChildSpec
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.redis_server import PrivateRedis
 from inference.environment import Role, environment_for
+from inference.settings.gateway import DRAIN_SECONDS
 from inference.settings.neuron import NEURON_DRAIN_S
 
 WARNINGS = re.compile(
@@ -27,7 +28,10 @@ WARNINGS = re.compile(
 )
 """Records of that level, as ``inference.logs`` writes them; not lines in which the word stands."""
 FRONT_TIER, NEURON_TIER, REDIS_TIER = 2, 1, 0
-FRONT_GRACE_S = 5.4
+DRAIN_S = 4
+"""How long the gateway lets answers finish, unless HELEXA_DRAIN_SECONDS is set. It is short because
+an operator waits for a serve to end."""
+FRONT_GRACE_S = DRAIN_S + 1.4
 NEURON_GRACE_S = 3.8
 REDIS_GRACE_S = 0.5
 
@@ -80,13 +84,15 @@ def control_spec() -> ChildSpec:
 
 
 def gateway_spec(host: str, port: int) -> ChildSpec:
-    return _python_spec(
+    drain_s = DRAIN_SECONDS.read(os.environ) if os.environ.get(DRAIN_SECONDS.name) else DRAIN_S
+    spec = _python_spec(
         "gateway",
         ("-m", "helexa_site", "gateway", "--host", host, "--port", str(port)),
         role=Role.GATEWAY,
         tier=FRONT_TIER,
-        stop_grace_s=FRONT_GRACE_S,
+        stop_grace_s=FRONT_GRACE_S - DRAIN_S + drain_s,
     )
+    return replace(spec, environment={**spec.environment, DRAIN_SECONDS.name: str(drain_s)})
 
 
 def _python_spec(

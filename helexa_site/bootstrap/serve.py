@@ -8,6 +8,7 @@ Why two: ``ending`` says.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -52,9 +53,19 @@ def serve(options: ServeOptions) -> int:
             starting.start()
             number = ending.wait()
             say("stopping", f"{number.name}: draining and stopping every process")
+            threading.Thread(
+                target=_kill_at_second_signal, args=(ending, supervisor), daemon=True
+            ).start()
         starting.join(START_GRACE_S)
     say("stopped", "nothing is left running")
     return 0
+
+
+def _kill_at_second_signal(ending: Ending, supervisor: Supervisor) -> None:
+    with contextlib.suppress(BaseException):  # what the start failed with was waited for once
+        number = ending.wait()
+        say("stopping", f"{number.name} again: ending every process at once")
+        supervisor.kill()
 
 
 def _configure(options: ServeOptions) -> Config:

@@ -130,6 +130,7 @@ class Gateway:
             self.refusals.observe,
         )
         self.draining = False
+        self._drain_ended = asyncio.Event()
         self._handlers: set[asyncio.Task[None]] = set()
         self._loops = BackgroundLoops()
         self._beginnings: list[Callable[[], None]] = []
@@ -306,13 +307,24 @@ class Gateway:
         self.draining = True
         if self._handlers:
             logger.info("draining: %d requests are open", len(self._handlers))
-            await asyncio.wait(self._handlers, timeout=grace_s)
+            await self._wait_for_handlers(grace_s)
         if left := list(self._handlers):
             logger.warning("draining: cutting %d requests short", len(left))
             for task in left:
                 task.cancel()
             await asyncio.wait(left, timeout=FAREWELL_S)
         await self._stop()
+
+    def end_drain(self) -> None:
+        """What the drain still waits for is cut short now."""
+        self._drain_ended.set()
+
+    async def _wait_for_handlers(self, grace_s: float) -> None:
+        finished = asyncio.ensure_future(asyncio.wait(set(self._handlers)))
+        ended = asyncio.ensure_future(self._drain_ended.wait())
+        await asyncio.wait({finished, ended}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        finished.cancel()
+        ended.cancel()
 
     async def _stop(self) -> None:
         if not self._loops.are_running:

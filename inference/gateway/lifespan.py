@@ -7,7 +7,6 @@ from typing import Any
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics_endpoint import MetricsEndpoint
 
-DRAIN_GRACE_S = 8.0
 METRICS_HOST = "127.0.0.1"
 """The host of the metrics where nothing else is said: an application does not know where its server
 listens."""
@@ -29,7 +28,7 @@ class LifespanConsumer:
                     self._metrics.start(self._gateway.config.metrics.at(METRICS_HOST))
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
-                await self._gateway.drain(DRAIN_GRACE_S)
+                await self._gateway.drain(self._gateway.config.drain_s)
                 if self._metrics is not None:
                     await self._metrics.stop()
                 await send({"type": "lifespan.shutdown.complete"})

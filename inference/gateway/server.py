@@ -1,6 +1,7 @@
 """Running the gateway under Daphne in this process, and stopping it without breaking answers.
 
-SIGTERM, SIGINT ─▶ stop listening ─▶ drain ≤ 4 s ─▶ cut the rest short ─▶ stop
+SIGTERM, SIGINT ─▶ stop listening ─▶ drain ≤ HELEXA_DRAIN_SECONDS ─▶ cut the rest short ─▶ stop
+                                     a second signal ─────────────▶
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from inference.gateway.open_clients import OpenClients
 from inference.gateway.read_deadline import ReadTimeouts
 from inference.logs.setup import configure_logging
 from inference.settings.metrics_listen import MetricsListen
-
-DRAIN_GRACE_S = 4.0
 
 
 def run(host: str, port: int) -> None:
@@ -68,7 +67,7 @@ def _begin(
 
 
 class _Stopper:
-    """A second signal changes nothing: the drain has its own limit."""
+    """A second signal cuts short what the drain still waits for."""
 
     def __init__(self, server: DaphneServer, gateway: Gateway, metrics: MetricsEndpoint) -> None:
         self._server = server
@@ -79,11 +78,13 @@ class _Stopper:
     def stop(self) -> None:
         if self._task is None:
             self._task = asyncio.ensure_future(self._drain())
+        else:
+            self._gateway.end_drain()
 
     async def _drain(self) -> None:
         self._server.stop_listening()
         try:
-            await self._gateway.drain(DRAIN_GRACE_S)
+            await self._gateway.drain(self._gateway.config.drain_s)
             await self._metrics.stop()
         finally:
             self._server.close()

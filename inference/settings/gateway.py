@@ -317,6 +317,15 @@ BENCH_PUBLIC: Setting[bool] = Setting(
     readers=GATEWAY,
     doc="1: everybody may read the [bench's results](bench.md), without a key or a login",
 )
+DRAIN_SECONDS: Setting[int] = Setting(
+    name="HELEXA_DRAIN_SECONDS",
+    kind=WholeNumber(0, 86_400, "seconds"),
+    default=120,
+    readers=frozenset({Reader.SERVE, Reader.GATEWAY}),
+    doc="how long a gateway that was asked to stop lets open answers finish; a second signal ends "
+    "them at once. Give a service manager a longer stop timeout. Under `serve` it is 4 unless it "
+    "is set",
+)
 METRICS_LISTEN: Setting[MetricsSetting] = Setting(
     name="HELEXA_METRICS_LISTEN",
     kind=MetricsAddress(),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from inference.settings.gateway import DRAIN_SECONDS
+
 PACKAGING = Path(__file__).resolve().parents[2] / "packaging"
 UNITS = sorted(path.name for path in (PACKAGING / "units").glob("*.service"))
 NO_HOST = re.compile(r"helexa-unit is not executable|Command 'man ")
@@ -63,6 +65,14 @@ def test_a_unit_its_user_and_its_settings_belong_together(units: Path, name: str
     assert (PACKAGING / "files" / f"{user}.env").is_file()
     # Torch is gigabytes.
     assert int(service["TimeoutStartSec"]) == 1800
+
+
+def test_a_gateway_has_time_to_drain() -> None:
+    text = (PACKAGING / "units" / "cortex.service").read_text()
+    (limit,) = [line for line in text.splitlines() if line.startswith("TimeoutStopSec=")]
+    assert int(limit.partition("=")[2]) > DRAIN_SECONDS.default
+    compose = (PACKAGING / "container" / "compose.yaml").read_text()
+    assert "stop_grace_period: 150s" in compose
 
 
 def test_the_neuron_has_time_to_drain_and_stops_trying() -> None:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -166,6 +167,16 @@ def test_a_stubborn_child_is_killed_with_its_group(
     wait_until(lambda: "up" in supervised.log())
     supervised.supervisor.stop()
     assert "did not stop within 0.2 s; killing it" in capfd.readouterr().out
+
+
+def test_a_stop_that_is_hurried_kills_what_is_left(supervised: Supervised) -> None:
+    supervised.supervisor.start(python(STUBBORN + SLEEP, grace_s=3600.0))
+    wait_until(lambda: "up" in supervised.log())
+    stopping = threading.Thread(target=supervised.supervisor.stop)
+    stopping.start()
+    supervised.supervisor.kill()
+    stopping.join(WAIT_TIMEOUT_S)
+    assert not stopping.is_alive()
 
 
 def grandchild(log: str) -> psutil.Process | None:

@@ -351,6 +351,34 @@ async def test_daphne_drains(
         running.process.kill()
 
 
+async def test_a_second_signal_ends_a_drain_at_once(
+    environment: dict[str, str], ready: FakeNeuron, tmp_path: Path
+) -> None:
+    """The drain alone would last for an hour."""
+
+    async def never_ends(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
+        await asyncio.Event().wait()
+
+    ready.script = never_ends
+    await _settle(ready)
+    patient = environment | {"HELEXA_DRAIN_SECONDS": "3600"}
+    running = await asyncio.to_thread(start, "daphne", patient, tmp_path / "log")
+    body = {"model": MODEL, "messages": QUESTION, "stream": True}
+    try:
+        async with running.client() as client:
+            async with client.stream("POST", CHAT, json=body) as response:
+                running.process.send_signal(signal.SIGTERM)
+                while accepts_connections(running.port):
+                    await asyncio.sleep(0.02)
+                assert running.process.poll() is None
+                running.process.send_signal(signal.SIGTERM)
+                assert b"shutting_down" in await response.aread()
+        assert await asyncio.to_thread(running.process.wait, 60) == 0
+    finally:
+        running.process.kill()
+
+
 def test_a_port_in_use_is_one_line_and_exit_code_1(environment: dict[str, str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
