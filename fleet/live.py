@@ -34,10 +34,12 @@ from fleet.reports import MAX_REPORT_BYTES, Report, read_report
 from fleet.snapshot import FleetSnapshot, build_snapshot
 from fleet.turns import Turn, decode_turns, encode_turns
 from fleet.wishes import NO_WISHES, Wishes, decode_wishes
+from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.waiting import WaitingReport, decode_waiting_report
 
 logger = logging.getLogger(__name__)
+_log = ThrottledLog(logger, logging.WARNING)
 
 REDIS_TIMEOUT_S = 5.0
 MAX_NEURONS = 1000
@@ -101,7 +103,7 @@ def read_waiting(client: redis.Redis) -> dict[str, WaitingReport]:
             gateway_id = name.decode() if isinstance(name, bytes) else name
             reports[gateway_id] = decode_waiting_report(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            logger.warning("ignoring what waits at a gateway, which does not decode: %s", error)
+            _log.log("waiting", f"ignoring what waits at a gateway, which does not decode: {error}")
     return reports
 
 
@@ -154,7 +156,7 @@ def _decode_turns(payload: bytes | str | None) -> tuple[Turn, ...]:
     try:
         return decode_turns(payload) if payload else ()
     except msgspec.DecodeError as error:
-        logger.warning("ignoring turns that do not decode: %s", error)
+        _log.log("turns", f"ignoring turns that do not decode: {error}")
         return ()
 
 

@@ -7,7 +7,6 @@ report that is refused here is as good as none, and its neuron's row says why.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from dataclasses import dataclass
 
 import msgspec
@@ -15,6 +14,7 @@ import msgspec
 from fleet.load_orders import LoadOrders
 from fleet.neuron_reads import NeuronValueError
 from fleet.report_bounds import printable, value_problem
+from inference.logs.throttled import ThrottledLog
 from inference.protocol.heartbeat import NeuronHeartbeat, decode_heartbeat
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def read_report(
         heartbeat = _understood(name, payload)
         report = Report(name, heartbeat if orders is None else _ordered(heartbeat, orders))
         if report.heartbeat is heartbeat:
-            _told.forget(name)
+            _log.forget(name)
     except ValueError as error:
         report = Report(name, None, tell_refusal(name, str(error)))
     while len(_last_read) >= MAX_REMEMBERED:
@@ -60,9 +60,9 @@ def read_report(
 
 
 def tell_refusal(name: str, why: str) -> str:
-    """The neuron's problem in words; logged where it is another than before."""
+    """The neuron's problem in words, which is logged once."""
     problem = f"its report is refused: {why[:300]}"
-    _told.tell_once(name, problem)
+    _log.log(name, f"neuron {name[:MAX_NAME_LENGTH]}: {problem}")
     return problem
 
 
@@ -73,7 +73,7 @@ def _ordered(heartbeat: NeuronHeartbeat, orders: LoadOrders) -> NeuronHeartbeat:
         return heartbeat
     named = ", ".join(others[:MAX_NAMED]) + (" and more" if len(others) > MAX_NAMED else "")
     problem = f"it reports {named}, which nobody ordered there: no requests go to it"
-    _told.tell_once(heartbeat.name, problem)
+    _log.log(heartbeat.name, f"neuron {heartbeat.name}: {problem}")
     host = msgspec.structs.replace(ordered.host, problems=[*ordered.host.problems, problem])
     return msgspec.structs.replace(ordered, host=host)
 
@@ -102,24 +102,7 @@ def _understood(name: str, payload: bytes) -> NeuronHeartbeat:
     return printable(heartbeat)
 
 
-class _Told:
-    """What has been logged of each neuron: reports come each second, or five times that."""
-
-    def __init__(self) -> None:
-        self._problems: OrderedDict[str, str] = OrderedDict()
-
-    def tell_once(self, name: str, problem: str) -> None:
-        if self._problems.get(name) != problem:
-            logger.warning("neuron %s: %s", name[:MAX_NAME_LENGTH], problem)
-        self._problems[name] = problem
-        self._problems.move_to_end(name)
-        while len(self._problems) > MAX_REMEMBERED:
-            self._problems.popitem(last=False)
-
-    def forget(self, name: str) -> None:
-        self._problems.pop(name, None)
-
-
-_told = _Told()
+_log = ThrottledLog(logger, logging.WARNING, interval_s=600.0, max_messages=5)
+"""Reports come each second, or five times that, and a hostile neuron's differ each time."""
 _last_read: dict[str, tuple[bytes | NeuronValueError, Report]] = {}
 """Gateways look several times between two reports."""

@@ -12,6 +12,7 @@ import msgspec
 import redis
 
 from fleet.neuron_reads import NeuronValueError, fields_read
+from inference.logs.throttled import ThrottledLog
 from inference.protocol.held import MAX_HELD_BYTES, decode_held_requests
 from inference.protocol.keys import gateway_alive_key, held_key
 from metering import store
@@ -20,6 +21,7 @@ from metering.models import GatewayLease, Reservation
 from metering.usage_reports import budgets_by_request, neuron_names
 
 logger = logging.getLogger(__name__)
+_log = ThrottledLog(logger, logging.WARNING)
 
 RELEASES_PER_BATCH = 200
 SWEEP_GRACE_S = 120
@@ -79,5 +81,5 @@ def _held_by_neurons(client: redis.Redis, gateway_id: str) -> set[str]:
             if listed is not None:
                 known.update(decode_held_requests(listed).request_ids)
         except (msgspec.DecodeError, NeuronValueError) as error:
-            logger.warning("what neuron %s holds is not understood: %s", name, error)
+            _log.log(name, f"what neuron {name} holds is not understood: {error}")
     return known

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from inference.logs.throttled import ThrottledLog
+
 logger = logging.getLogger(__name__)
 
 WINDOW_S = 60.0
@@ -26,8 +28,6 @@ MAX_NEURONS = 2000
 class _Record:
     window_began_s: float
     num_faults: int = 0
-    logged_s: float = float("-inf")
-    num_unlogged: int = 0
     is_reported: bool = False
 
 
@@ -41,13 +41,14 @@ class NeuronConduct:
         """``on_cut_off`` is given the neuron's name and the reason in words."""
         self._on_cut_off = on_cut_off
         self._clock = clock
+        self._log = ThrottledLog(logger, logging.ERROR, interval_s=LOG_INTERVAL_S, clock=clock)
         self._records: dict[str, _Record] = {}
 
     def fault(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
         now_s = self._clock()
         record = self._record(neuron, now_s)
         record.num_faults += 1
-        self._log(neuron, what, record, now_s)
+        self._log.log(neuron, f"neuron {neuron}: {what}")
         if record.is_reported or not (is_grave or record.num_faults > MAX_FAULTS):
             return
         record.is_reported = True
@@ -61,11 +62,3 @@ class NeuronConduct:
             while len(self._records) > MAX_NEURONS:
                 del self._records[next(iter(self._records))]
         return record
-
-    def _log(self, neuron: str, what: str, record: _Record, now_s: float) -> None:
-        if now_s - record.logged_s < LOG_INTERVAL_S:
-            record.num_unlogged += 1
-            return
-        more = f" (and {record.num_unlogged} more like it)" if record.num_unlogged else ""
-        logger.error("neuron %s: %s%s", neuron, what, more)
-        record.logged_s, record.num_unlogged = now_s, 0

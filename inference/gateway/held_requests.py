@@ -22,6 +22,7 @@ from fleet.neuron_reads import NeuronValueError, fields_read, run_reads_async
 from inference.gateway.dispatch import Dispatcher, redis_unavailable
 from inference.gateway.event_readers import EventReaders
 from inference.gateway.streams import RequestStream, RequestStreams, request_lost
+from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.held import (
     MAX_HELD_BYTES,
@@ -63,6 +64,7 @@ class HeldRequestsWatch:
         self._looked_s = deque([0.0, 0.0], maxlen=2)
         self._num_sightings: Counter[tuple[str, str]] = Counter()
         """How often requests were seen that are not open here, by neuron and id."""
+        self._log = ThrottledLog(logger, logging.WARNING)
 
     async def look(self, neurons: Iterable[str]) -> None:
         """Call once a second. Raises ``ServiceUnavailableError`` when Redis does not answer."""
@@ -90,7 +92,21 @@ class HeldRequestsWatch:
             replies = await run_reads_async(self._redis, reads)
         except (redis.RedisError, OSError) as error:
             raise redis_unavailable() from error
-        return {name: _decode(name, reply) for name, reply in zip(names, replies, strict=True)}
+        return {name: self._decode(name, reply) for name, reply in zip(names, replies, strict=True)}
+
+    def _decode(
+        self, neuron: str, reply: list[bytes | None] | NeuronValueError
+    ) -> HeldRequests | None:
+        """``None``: the neuron has listed nothing, or nothing that is understood."""
+        try:
+            if isinstance(reply, NeuronValueError):
+                raise reply
+            of_nobody, ours = reply
+            data = ours if ours is not None else of_nobody
+            return None if data is None else decode_held_requests(data)
+        except (msgspec.DecodeError, NeuronValueError) as error:
+            self._log.log(neuron, f"ignoring the requests that {neuron} lists as held: {error}")
+            return None
 
     def _fail_the_missing(self, neuron: str, held: HeldRequests, has_caught_up: bool) -> None:
         known = frozenset(held.request_ids)
@@ -131,16 +147,3 @@ def _is_of(stream: RequestStream, neuron: str, epoch: str) -> bool:
         and stream.is_submitted
         and not stream.ended
     )
-
-
-def _decode(neuron: str, reply: list[bytes | None] | NeuronValueError) -> HeldRequests | None:
-    """``None``: the neuron has listed nothing, or nothing that is understood."""
-    try:
-        if isinstance(reply, NeuronValueError):
-            raise reply
-        of_nobody, ours = reply
-        data = ours if ours is not None else of_nobody
-        return None if data is None else decode_held_requests(data)
-    except (msgspec.DecodeError, NeuronValueError) as error:
-        logger.warning("ignoring the requests that %s lists as held: %s", neuron, error)
-        return None

@@ -12,7 +12,7 @@ from fleet import services
 from fleet.lifecycles import NeuronStatus
 from fleet.load_orders import LoadOrders
 from fleet.models import Neuron
-from fleet.reports import MAX_REPLICAS, Report, read_report
+from fleet.reports import MAX_REPLICAS, Report, read_report, tell_refusal
 from fleet.snapshot import build_snapshot
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import HostInfo, NeuronHeartbeat, encode_heartbeat
@@ -165,3 +165,9 @@ def test_texts_that_move_the_cursor_or_forge_lines_are_escaped(build) -> None:
     assert report.heartbeat.host.problems == [shown]
     assert state.failure.message == shown
     assert state.model == f"m{shown}"
+
+
+def test_refusals_that_differ_each_time_fill_no_log(build, caplog) -> None:
+    for number in range(100):
+        tell_refusal("liar", f"reason {number}")
+    assert len(caplog.records) == 5

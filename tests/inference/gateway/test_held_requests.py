@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import redis
 
 from inference.gateway.gateway import Gateway
+from inference.protocol import keys
 from inference.protocol.events import Accepted, Delta, Event
 from inference.protocol.generation import Submit
 from tests.inference.gateway.asgi_client import AsgiClient
@@ -111,3 +113,15 @@ async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
     for _ in range(2):
         assert await asyncio.wait_for(neuron.cancelled.get(), 60) == "forgotten"
     saying.cancel()
+
+
+async def test_a_list_that_is_not_understood_is_logged_once_a_minute(
+    gateway: Gateway, neuron: FakeNeuron, redis_db: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was logged at each look, which is each second."""
+    gateway.ensure_started()
+    for number in range(5):
+        redis_db.hset(keys.held_key(neuron.name), gateway.gateway_id, b"junk %d" % number)
+        await gateway._held.look([neuron.name])
+    lines = [one for one in caplog.records if "lists as held" in one.getMessage()]
+    assert len(lines) == 1
