@@ -218,7 +218,8 @@ def test_a_port_is_ours_where_the_instance_of_the_data_directory_answers(
     tmp_path: Path, path: str, sent: str | None, kept: str | None, level: Level
 ) -> None:
     if kept is not None:
-        (tmp_path / "instance_id").write_text(kept)
+        written_for = f"{tmp_path.stat().st_dev}:{tmp_path.stat().st_ino}"
+        (tmp_path / "instance_id").write_text(f"{kept} {written_for}")
     with answering({"/health": b'{"status": "ok"}', "/metrics": b"helexa_up 1"}, sent) as port:
         if path == "/health":
             found = list(port_findings(tmp_path, "127.0.0.1", port, None))

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from helexa_site.instance import known_instance_id
 from inference.gateway import metrics_endpoint
 from inference.gateway.fleet_metrics import DatabaseCounts
 from inference.gateway.gateway import Gateway
@@ -57,7 +58,7 @@ async def scrape(endpoint: MetricsEndpoint, path: str = "/metrics") -> httpx.Res
 
 async def test_a_scrape_names_the_instance(gateway: Gateway, endpoint: MetricsEndpoint) -> None:
     sent = (await scrape(endpoint)).headers["x-helexa-instance"]
-    assert sent == (gateway.config.data_dir / "instance_id").read_text()
+    assert sent == known_instance_id(gateway.config.data_dir)
 
 
 async def test_a_scrape_shows_requests_fleet_and_load_jobs(
