@@ -48,6 +48,8 @@ from helexa_acp.sessions import Session, title_of
 from helexa_acp.tools import TOOLS
 
 SESSIONS_PER_PAGE = 100
+SHOWN_MODELS = 10
+"""How many a refusal names."""
 LIST_WAIT_S = 0.25
 """What a new session waits for the list of models, which also comes later as an update."""
 INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
@@ -187,7 +189,7 @@ class HelexaAgent:
             session = self._sessions.get(session_id)
             if config_id != pickers.MODEL_OPTION or not isinstance(value, str):
                 raise ConfigError(f"There is no option {config_id[:100]!r} with such a value.")
-            self._choose_model(session, value)
+            await self._choose_model(session, value)
         options = pickers.config_options(self._config, self._endpoints, session)
         return SetSessionConfigOptionResponse.model_validate({"configOptions": options})
 
@@ -199,7 +201,7 @@ class HelexaAgent:
         if not isinstance(session_id, str) or not isinstance(model_id, str):
             raise RequestError(INVALID_PARAMS, "sessionId and modelId are strings")
         with _told():
-            self._choose_model(self._sessions.get(session_id), model_id)
+            await self._choose_model(self._sessions.get(session_id), model_id)
         return {}
 
     async def ext_notification(self, method: str, params: dict[str, Any]) -> None:
@@ -239,8 +241,16 @@ class HelexaAgent:
         await self._endpoints.listed(LIST_WAIT_S)
         return session
 
-    def _choose_model(self, session: Session, model_id: str) -> None:
-        session.selector = parse_selector(model_id, self._config)
+    async def _choose_model(self, session: Session, model_id: str) -> None:
+        """Raises ``ConfigError``, also for a model that its endpoint lists nowhere and does not
+        know."""
+        selector = parse_selector(model_id, self._config)
+        offers = self._endpoints.offers(selector.endpoint)
+        is_configured = selector.model == selector.endpoint.default_model
+        if offers and not is_configured and await self._endpoints.has_model(selector) is False:
+            known = ", ".join(offer.model for offer in offers[:SHOWN_MODELS])
+            raise ConfigError(f"There is no model {model_id[:100]!r}; there are {known}.")
+        session.selector = selector
         if session.hold is not None:
             self._sessions.save(session)
 

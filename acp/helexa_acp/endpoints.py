@@ -11,6 +11,7 @@ import contextlib
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from helexa_acp.config import USUAL_MODEL, Config, Endpoint
 from helexa_acp.offers import Offer, read_offers
@@ -109,8 +110,27 @@ class Endpoints:
             return Selector(endpoint, endpoint.default_model)
         await asyncio.wait([self._begin_listing(endpoint)], timeout=LIST_TIMEOUT_S)
         models = [offer.model for offer in self.offers(endpoint)]
-        chosen = USUAL_MODEL if USUAL_MODEL in models or not models else models[0]
-        return Selector(endpoint, chosen)
+        usual = Selector(endpoint, USUAL_MODEL)
+        if not models or await self.has_model(usual):
+            return usual
+        return Selector(endpoint, models[0])
+
+    async def has_model(self, selector: Selector) -> bool | None:
+        """Whether the endpoint knows a model of that name, an alias included, which its list need
+        not have; ``None``: it does not say."""
+        if any(offer.model == selector.model for offer in self.offers(selector.endpoint)):
+            return True
+        try:
+            http = await self._client()
+            response = await http.get(
+                f"{selector.endpoint.base_url}/models/{quote(selector.model)}",
+                headers=_headers(selector.endpoint),
+                timeout=LIST_TIMEOUT_S,
+            )
+        except Exception as error:  # noqa: BLE001 - whoever asks goes on without an answer
+            log.info("endpoint %s does not say: %r", selector.endpoint.name, error)
+            return None
+        return {200: True, 404: False}.get(response.status_code)
 
     async def _list(self, endpoint: Endpoint) -> None:
         try:

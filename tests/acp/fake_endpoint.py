@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 from tests.acp import fake_dialects
 from tests.acp.fake_dialects import Say
@@ -53,6 +54,8 @@ class FakeEndpoint:
         self.answers: deque[Answer] = deque()
         self.received: list[Received] = []
         self.models: list[dict[str, Any]] = [{"id": "fake-model", "limit": {"context": 100_000}}]
+        self.aliases: set[str] = set()
+        """Known by name, and in no list."""
         self.counts: Callable[[dict[str, Any]], int] | None = None
         self.url = ""
         self._server: asyncio.Server | None = None
@@ -92,6 +95,11 @@ class FakeEndpoint:
         """Whether the connection goes on."""
         if received.path == "/v1/models":
             _write(writer, 200, {"object": "list", "data": self.models})
+            return True
+        if received.path.startswith("/v1/models/"):
+            name = unquote(received.path.removeprefix("/v1/models/"))
+            is_known = name in self.aliases or any(one["id"] == name for one in self.models)
+            _write(writer, 200 if is_known else 404, {"id": name})
             return True
         if received.path == "/v1/messages/count_tokens":
             if self.counts is None:

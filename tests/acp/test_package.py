@@ -51,6 +51,32 @@ def test_every_setting_is_in_the_readme() -> None:
     assert "`[[endpoints]]`" in readme
 
 
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "said"),
+    [
+        (["--help"], 0, "usage: helexa-acp"),
+        (["--version"], 0, f"helexa-acp {helexa_acp.__version__}"),
+        (["--modle", "x"], 2, "it takes no '--modle'"),
+        ([], 1, "an editor starts this"),  # with nothing to read
+    ],
+)
+def test_it_says_what_it_is_where_no_editor_starts_it(
+    tmp_path: Path, arguments: list[str], exit_code: int, said: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "helexa_acp", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=environment(tmp_path),
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == exit_code
+    assert said in (done.stdout if exit_code == 0 else done.stderr)
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.limit_s(600)
 def test_it_installs_and_starts(tmp_path: Path) -> None:

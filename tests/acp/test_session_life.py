@@ -219,6 +219,7 @@ async def test_clients_of_an_older_protocol_choose_models_too(
     bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
     endpoint.will(Say("Yes."))
+    endpoint.aliases = {"other"}
     await bridge.open()
     send: Any = bridge.connection._conn.send_request
     made = await send("session/new", {"cwd": str(bridge.project), "mcpServers": []})
@@ -230,6 +231,41 @@ async def test_clients_of_an_older_protocol_choose_models_too(
     await send("session/set_model", {"sessionId": made["sessionId"], "modelId": "other"})
     await bridge.ask("Hello!")
     assert endpoint.prompts[-1]["model"] == "other"
+
+
+async def test_a_model_that_does_not_exist_is_not_chosen(
+    bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
+    endpoint.will(Say("Yes."))
+    await bridge.open()
+    send: Any = bridge.connection._conn.send_request
+    made = await send("session/new", {"cwd": str(bridge.project), "mcpServers": []})
+    bridge.session_id = session_id = made["sessionId"]
+    with pytest.raises(RequestError, match="no model 'gone'; there are fake-model"):
+        await send("session/set_model", {"sessionId": session_id, "modelId": "gone"})
+    with pytest.raises(RequestError, match="no model 'gone'"):
+        await bridge.connection.set_config_option(
+            config_id="model", session_id=session_id, value="gone"
+        )
+    await bridge.ask("Hello!")
+    assert endpoint.prompts[-1]["model"] == "fake-model"
+
+
+@pytest.mark.parametrize("exists", [True, False])
+async def test_the_usual_alias_is_chosen_where_it_exists(
+    tmp_path: Path, endpoint: FakeEndpoint, exists: bool
+) -> None:
+    """An alias need not be in the list of models."""
+    if exists:
+        endpoint.aliases = {"helexa/large"}
+    table = endpoint_table(endpoint.url)
+    del table["endpoints"][0]["default_model"]
+    async with bridge_here(tmp_path, table) as bridge:
+        await bridge.connection.initialize(protocol_version=1)
+        made = await bridge.connection.new_session(cwd=str(bridge.project), mcp_servers=[])
+        assert made.config_options is not None
+        chosen = made.config_options[0].current_value
+        assert chosen == ("helexa/large" if exists else "fake-model")
 
 
 async def test_what_cannot_be_is_refused(bridge: Bridge) -> None:
