@@ -2,6 +2,8 @@
 
 A metric has changed where Mann and Whitney's test says so at ``ALPHA`` and its ratio is further
 from 1 than ``MIN_CHANGE``: given enough samples, the test alone would call changes of no size real.
+Where the test finds nothing and the ratio is as far from 1 as ``UNCLEAR_CHANGE``, the samples are
+too noisy to call the sides the same.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from metering.bench.statistics import Ratio, least_p_value, mann_whitney, median
 ALPHA = 0.01
 """Five samples on each side are the fewest that can reach it."""
 MIN_CHANGE = 0.03
+UNCLEAR_CHANGE = 0.2
 
 Samples = Mapping[str, Sequence[float]]
 """Metric → values."""
@@ -26,6 +29,7 @@ CellSamples = Mapping[tuple[str, str], Samples]
 class Verdict(StrEnum):
     REGRESSED = "regressed"
     IMPROVED = "improved"
+    UNCLEAR = "unclear"
     SAME = "same"
     TOO_FEW = "too few samples"
 
@@ -119,6 +123,8 @@ def judge(
     ratio = ratio_of(before, after)
     if least_p_value(len(before), len(after)) > alpha:
         verdict = Verdict.TOO_FEW
+    elif p_value > alpha and ratio is not None and abs(ratio.estimate - 1) >= UNCLEAR_CHANGE:
+        verdict = Verdict.UNCLEAR
     elif p_value > alpha or (ratio is not None and abs(ratio.estimate - 1) < min_change):
         verdict = Verdict.SAME
     else:

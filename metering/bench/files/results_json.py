@@ -1,5 +1,5 @@
-"""Results as JSON: ``scripts/bench --json`` of this repository, and lists of baseline points. Pure:
-rows come out as the columns of a run.
+"""Results as JSON: ``scripts/bench --json`` of this repository, lists of baseline points, and runs
+as the API has them. Pure: rows come out as the columns of a run.
 
 ``scripts/bench`` names its rows in words: ``decode, 8 at once`` is ``concurrency:8`` here,
 ``prefill, 512 tokens`` is ``prefill:512``, a TTFT with its length ``chat:<n>``, cold or warm.
@@ -25,6 +25,8 @@ ROWS = (
 POINT_TEXTS = frozenset(
     {
         "target_name",
+        "target_kind",
+        "endpoint",
         "hostname",
         "driver_version",
         "cuda_version",
@@ -35,6 +37,12 @@ POINT_TEXTS = frozenset(
         "model_id",
         "harness",
         "scenario_id",
+        "bench_version",
+        "bench_sha",
+        "timing",
+        "artifact",
+        "scorer",
+        "error",
     }
 )
 POINT_NUMBERS = frozenset(
@@ -43,6 +51,8 @@ POINT_NUMBERS = frozenset(
         "decode_tps",
         "prefill_tps",
         "total_s",
+        "prefill_ms",
+        "decode_ms",
         "ttft_p95_s",
         "queue_wait_ms",
         "swap_unload_ms",
@@ -51,9 +61,27 @@ POINT_NUMBERS = frozenset(
     }
 )
 POINT_COUNTS = frozenset(
-    {"prompt_tokens_actual", "completion_tokens", "max_tokens", "concurrency", "rejected"}
+    {
+        "prompt_size_approx",
+        "prompt_tokens_actual",
+        "cached_tokens",
+        "completion_tokens",
+        "max_tokens",
+        "prefill_tokens",
+        "vram_used_mb",
+        "gpu_util_pct",
+        "gpu_temp_c",
+        "concurrency",
+        "rejected",
+    }
 )
-OTHER = frozenset({"gpus", "build_timestamp", "ts"})
+POINT_FLAGS = frozenset({"ok", "git_dirty"})
+POINT_OBJECTS = frozenset({"settings", "detail"})
+POINT_LISTS = frozenset({"features", "capabilities", "devices"})
+JSON_TEXTS = {f"{name}_json": name for name in ("gpus", *sorted(POINT_LISTS))}
+"""Lists that the API has as text."""
+OF_THE_DATABASE = frozenset({"id", "origin"})
+"""What the API says of a run and an import makes anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +164,19 @@ def _point(told: Any) -> Mapping[str, Any]:
         if not isinstance(told.get(name), str) or not told[name]:
             raise BenchFileError(f"a point has its {name}")
     row: dict[str, Any] = {}
-    for name, value in told.items():
+    for given, written in told.items():
+        name, value = _column(given, written)
+        if name in OF_THE_DATABASE:
+            continue
         if name in POINT_TEXTS and isinstance(value, str):
             row[name] = value
         elif name in POINT_NUMBERS and type(value) in (int, float):
             row[name] = float(value)
-        elif name in POINT_COUNTS and type(value) is int and value >= 0:
+        elif (name in POINT_COUNTS and type(value) is int and value >= 0) or (
+            (name in POINT_FLAGS and isinstance(value, bool))
+            or (name in POINT_OBJECTS and isinstance(value, dict))
+            or (name in POINT_LISTS and isinstance(value, list))
+        ):
             row[name] = value
         elif name == "gpus" and isinstance(value, list):
             row[name] = [str(one) for one in value]
@@ -151,3 +186,12 @@ def _point(told: Any) -> Mapping[str, Any]:
             raise BenchFileError(f"a point has no {name} that is {value!r}")
     row["build"] = row.get("build") or row.get("git_sha") or EXTERNAL
     return row
+
+
+def _column(name: str, value: Any) -> tuple[str, Any]:
+    if name in JSON_TEXTS and isinstance(value, str):
+        try:
+            return JSON_TEXTS[name], json.loads(value)
+        except ValueError:
+            return name, value
+    return name, value

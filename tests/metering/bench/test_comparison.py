@@ -43,6 +43,13 @@ def test_a_difference_that_matters_to_nobody_is_none() -> None:
     assert verdict(BEFORE, [value * 1.0001 + 2.7 for value in BEFORE]) is Verdict.SAME
 
 
+def test_a_large_difference_that_noise_may_explain_is_unclear() -> None:
+    before, after = [17.1, 12.0, 25.1, 16.8, 17.5], [22.6, 15.9, 24.8, 22.9, 17.3]
+    assert verdict(before, after) is Verdict.UNCLEAR
+    assert verdict(after, before) is Verdict.UNCLEAR
+    assert verdict(before, before) is Verdict.SAME
+
+
 def test_noise_is_hardly_ever_a_regression() -> None:
     numbers = random.Random(5)
 

@@ -16,6 +16,7 @@ from metering.bench import store
 from metering.bench.errors import BenchFileError
 from metering.bench.files.bench_toml import read_bench_toml
 from metering.bench.models import BenchRun, BenchTarget
+from metering.bench.run_rows import run_row
 from metering.models import AuditEntry
 from tests.metering.bench.conftest import Bench
 from tests.metering.bench.scripted_endpoint import Script
@@ -180,6 +181,44 @@ def test_baseline_points_are_imported(bench: Bench, tmp_path: Path) -> None:
         file.write_text(json.dumps(wrong))
         with pytest.raises(CommandError):
             bench("import", str(file))
+
+
+def test_what_the_api_exports_is_imported_as_it_was(bench: Bench, tmp_path: Path) -> None:
+    measured = BenchRun.objects.create(
+        ts=datetime(2026, 6, 1, tzinfo=UTC),
+        target_name="here",
+        target_kind="helexa",
+        build="8f6f1d3",
+        model_id="smol",
+        scenario_id="concurrency:8",
+        gpus=["a card"],
+        devices=[{"index": 0}],
+        settings={"machine": "m"},
+        concurrency=8,
+        decode_tps=21.5,
+        ok=True,
+    )
+    BenchRun.objects.create(
+        ts=datetime(2026, 6, 2, tzinfo=UTC),
+        target_name="here",
+        target_kind="helexa",
+        build="8f6f1d3",
+        model_id="smol",
+        scenario_id="chat:128",
+        ok=False,
+        error="timeout",
+    )
+    rows = [run_row(run) for run in BenchRun.objects.order_by("id")]
+    BenchRun.objects.all().delete()
+    file = tmp_path / "runs.json"
+    file.write_text(json.dumps(rows))
+    bench("import", str(file))
+    back = [run_row(run) for run in BenchRun.objects.order_by("id")]
+    own = {"id", "origin"}
+    assert [{k: v for k, v in row.items() if k not in own} for row in back] == [
+        {k: v for k, v in row.items() if k not in own} for row in rows
+    ]
+    assert back[0]["gpus_json"] == json.dumps(measured.gpus)
 
 
 def test_the_originals_database_is_imported(bench: Bench, tmp_path: Path) -> None:
