@@ -63,6 +63,23 @@ class Count:
         return f"{value} is more than {self.most}" if value > self.most else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A number with decimals; ``None`` where it is left open."""
+
+    least: float
+    most: float
+
+    def problem(self, value: object) -> str | None:
+        if value is None:
+            return None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return f"{value!r} is not a number"
+        if not self.least <= value <= self.most:  # a NaN compares false
+            return f"{value} is not from {self.least:g} to {self.most:g}"
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Money:
     """Micro-USD, per million tokens; ``None``: not priced."""
@@ -100,4 +117,4 @@ class NeuronNames:
         return None
 
 
-Kind = Text | Word | Count | Money | Flag | NeuronNames
+Kind = Text | Word | Count | Number | Money | Flag | NeuronNames

@@ -16,6 +16,8 @@ class Section(StrEnum):
     FILES = "Files"
     WEIGHTS = "Weights"
     LIMITS = "Limits"
+    SAMPLING = "Sampling"
+    QUEUE = "Queue"
     PLACEMENT = "Placement"
     PRICES = "Prices"
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
-from fleet.catalogue.kinds import MAX_BYTES, Count, Flag, Money, NeuronNames, Text, Word
+from fleet.catalogue.kinds import MAX_BYTES, Count, Flag, Money, NeuronNames, Number, Text, Word
 from fleet.catalogue.setting import Section, Setting, setting
 from inference.protocol.adapters import DEFAULT_ADAPTER_SLOTS
 from inference.protocol.load import KVDtype, Quantization, Speculation
+from inference.protocol.sampling import DEFAULTS_OF_MODELS
 from metering.prices import Prices
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -40,7 +41,7 @@ MOST_DRAFT_TOKENS = 16
 UNPINNED_PRIORITY = 100
 PINNED_PRIORITY = 1000
 
-SettingValue = str | int | bool | tuple[str, ...] | None
+SettingValue = str | int | float | bool | tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +253,102 @@ class CatalogueSettings:
         ),
     )
 
+    temperature: float | None = field(
+        default=None,
+        metadata=setting(
+            Number(least=0, most=2),
+            Section.SAMPLING,
+            "Where a request names none; 0: the likeliest token. Empty: what the model's files "
+            "say, else 1.",
+        ),
+    )
+    top_p: float | None = field(
+        default=None,
+        metadata=setting(
+            Number(least=0, most=1),
+            Section.SAMPLING,
+            "Where a request names none. Empty: what the model's files say, else 1.",
+        ),
+    )
+    top_k: int | None = field(
+        default=None,
+        metadata=setting(
+            Count(least=0),
+            Section.SAMPLING,
+            "Where a request names none; 0: off. Empty: what the model's files say, else off.",
+        ),
+    )
+    min_p: float | None = field(
+        default=None,
+        metadata=setting(
+            Number(least=0, most=1),
+            Section.SAMPLING,
+            "Where a request names none. Empty: what the model's files say, else 0.",
+        ),
+    )
+    repetition_penalty: float | None = field(
+        default=None,
+        metadata=setting(
+            Number(least=0.01, most=10),
+            Section.SAMPLING,
+            "Where a request names none; 1: off. Empty: what the model's files say, else off.",
+        ),
+    )
+    repetition_window: int | None = field(
+        default=None,
+        metadata=setting(
+            Count(),
+            Section.SAMPLING,
+            "Over how many of the last tokens, prompt and answer, repetitions are penalised. "
+            "Empty: over all.",
+            label="repetition window (tokens)",
+        ),
+    )
+    presence_penalty: float | None = field(
+        default=None,
+        metadata=setting(
+            Number(least=-2, most=2), Section.SAMPLING, "Where a request names none. Empty: 0."
+        ),
+    )
+    frequency_penalty: float | None = field(
+        default=None,
+        metadata=setting(
+            Number(least=-2, most=2), Section.SAMPLING, "Where a request names none. Empty: 0."
+        ),
+    )
+
+    max_queue_depth: int | None = field(
+        default=None,
+        metadata=setting(
+            Count(),
+            Section.QUEUE,
+            "How many requests wait for a place in one replica; more get 503 queue_full. Empty: "
+            "256.",
+            label="longest queue",
+            travels=True,
+        ),
+    )
+    max_queue_wait_s: int | None = field(
+        default=None,
+        metadata=setting(
+            Count(most=86_400),
+            Section.QUEUE,
+            "After how long in the queue a request gets 503 queue_timeout. Empty: 60.",
+            label="longest wait (seconds)",
+            travels=True,
+        ),
+    )
+    max_queue_share_percent: int | None = field(
+        default=None,
+        metadata=setting(
+            Count(most=100),
+            Section.QUEUE,
+            "How much of the queue one account may fill; more get 429. Empty: 50.",
+            label="one account's share of the queue (%)",
+            travels=True,
+        ),
+    )
+
     device: DeviceChoice = field(
         default="auto",
         metadata=setting(
@@ -383,6 +480,12 @@ class CatalogueSettings:
             label="output price",
         ),
     )
+
+    @property
+    def sampling_defaults(self) -> dict[str, float]:
+        """The ones that the operator has set."""
+        values = {name: getattr(self, name) for name in DEFAULTS_OF_MODELS}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def prices(self) -> Prices | None:

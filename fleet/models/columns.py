@@ -9,10 +9,20 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, assert_never
 
-from django.core.validators import MinValueValidator
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
-from fleet.catalogue.kinds import MAX_COUNT, Count, Flag, Kind, Money, NeuronNames, Text, Word
+from fleet.catalogue.kinds import (
+    MAX_COUNT,
+    Count,
+    Flag,
+    Kind,
+    Money,
+    NeuronNames,
+    Number,
+    Text,
+    Word,
+)
 from fleet.catalogue.setting import Setting
 from fleet.catalogue.settings import SETTINGS, CatalogueSettings, SettingValue
 
@@ -116,6 +126,9 @@ def _column(setting: Setting, default: Any) -> models.Field[Any, Any]:
             is_big = count.most > MAX_COUNT
             kind = models.PositiveBigIntegerField if is_big else models.PositiveIntegerField
             return kind(validators=[MinValueValidator(count.least)], **options)
+        case Number(least=lowest, most=highest):
+            bounds = [MinValueValidator(lowest), MaxValueValidator(highest)]
+            return models.FloatField(null=True, blank=True, validators=bounds, **options)
         case Money():
             return models.PositiveBigIntegerField(null=True, blank=True, **options)
         case Flag():

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from fleet.catalogue import SETTINGS, SettingValue
-from fleet.catalogue.kinds import Count, Money, NeuronNames
+from fleet.catalogue.kinds import Count, Money, NeuronNames, Number
 
 KEY_OF_SETTING = {name: name for name in SETTINGS} | {
     "max_context_tokens": "limit.context",
@@ -48,10 +48,12 @@ def from_toml(name: str, value: Any) -> Any:
     ``ValueError`` for a price that is no whole number of micro-USD."""
     kind = SETTINGS[name].kind
     match kind:
-        case Count(is_optional=True) if value == NOT_SET:
+        case Count(is_optional=True) | Number() if value == NOT_SET:
             return None
         case Money():
             return _micro_usd(value)
+        case Number() if isinstance(value, Decimal):
+            return float(value)
         case NeuronNames():
             return tuple(value) if isinstance(value, list) else value
         case _:

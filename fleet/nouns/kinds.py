@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Text, Word
+from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Number, Text, Word
 
 DURATION = re.compile(r"(\d{1,9})([smhdw])", re.ASCII)
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -43,7 +43,7 @@ class Moment:
         return None
 
 
-Kind = Text | Word | Count | Money | Flag | NeuronNames | Names | Moment
+Kind = Text | Word | Count | Number | Money | Flag | NeuronNames | Names | Moment
 
 
 def moment_of(value: str | None) -> datetime | None:
@@ -63,6 +63,8 @@ def value_of_text(kind: Kind, text: str) -> Any:
                 raise ValueError(f"{text!r} is neither true nor false")
             return text == "true"
         case Count() | Money():
+            return _whole_number(text)
+        case Number():
             return _number(text)
         case NeuronNames() | Names():
             return names_of_text(text)
@@ -72,7 +74,16 @@ def value_of_text(kind: Kind, text: str) -> Any:
             return text
 
 
-def _number(text: str) -> int | None:
+def _number(text: str) -> float | None:
+    if text in NONE_WORDS:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number, or none") from None
+
+
+def _whole_number(text: str) -> int | None:
     if text in NONE_WORDS:
         return None
     try:

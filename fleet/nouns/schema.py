@@ -7,7 +7,7 @@ from typing import Any
 from drf_spectacular.utils import inline_serializer
 from rest_framework import serializers
 
-from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Text, Word
+from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Number, Text, Word
 from fleet.nouns.field import Field
 from fleet.nouns.kinds import Kind, Moment, Names
 from fleet.nouns.noun import Noun
@@ -34,6 +34,8 @@ def _of_kind(kind: Kind, about: dict[str, Any]) -> serializers.Field[Any, Any, A
             return serializers.BooleanField(**about)
         case Count(is_optional=is_optional):
             return serializers.IntegerField(allow_null=is_optional, **about)
+        case Number():
+            return serializers.FloatField(allow_null=True, **about)
         case Money():
             return serializers.IntegerField(allow_null=True, **about)
         case Names() | NeuronNames():

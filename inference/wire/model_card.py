@@ -6,7 +6,8 @@ known once a replica is ready.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import orjson
@@ -53,6 +54,8 @@ class ModelCard:
     max_output_tokens: int | None = None
     """The operator's bound on an answer."""
     capabilities: tuple[str, ...] | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """Its sampling defaults, by the names of ``SamplingOptions``."""
     prices: ModelPrices | None = None
     """``None``: not priced."""
     status_reason: str | None = None
@@ -86,6 +89,7 @@ def own_fields(card: ModelCard) -> dict[str, Any]:
         **({} if card.parent is None else {"parent": card.parent}),
         "limit": None if card.limit is None else asdict(card.limit),
         **_cost(card.prices),
+        "sampling_defaults": dict(card.sampling),
         "tool_call": card.can("tool_call"),
         "reasoning": card.can("reasoning"),
         "loaded": bool(card.locations),

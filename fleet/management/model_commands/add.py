@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from fleet.catalogue import SETTINGS
-from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames
+from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Number
 from fleet.management.model_commands.hub import SCHEME, chosen_of_repository, whole_source
 from fleet.management.subcommands import Run
 
@@ -87,6 +87,11 @@ def setting_of(words: str) -> tuple[str, Any]:
                 return name, int(text) if text else None
             except ValueError:
                 raise CommandError(f"{name} is a whole number, and {text!r} is none") from None
+        case Number():
+            try:
+                return name, float(text) if text else None
+            except ValueError:
+                raise CommandError(f"{name} is a number, and {text!r} is none") from None
         case NeuronNames():
             return name, text.replace(",", " ").split()
         case _:

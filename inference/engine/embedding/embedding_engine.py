@@ -21,6 +21,7 @@ from inference.engine.embedding.embedding_queue import (
 from inference.engine.faults.containment import Outcome, contain, halves
 from inference.engine.faults.kinds import NumericalFault, StepFault
 from inference.engine.faults.numerical_watch import NumericalWatch
+from inference.engine.long_waits import LongWaits
 from inference.engine.pending_outputs import Output, PendingOutputs
 from inference.engine.scheduling.pacing import PrefillPacer
 from inference.engine.scheduling.rates import TokenRates
@@ -73,6 +74,7 @@ class EmbeddingEngine:
         self._bounds = bounds
         self._clock = clock
         self._queue = EmbeddingQueue(limits)
+        self._long_waits = LongWaits(self._queue.overdue, limits.max_queue_wait_s)
         self._jobs: dict[str, EmbeddingJob] = {}
         self._outputs = PendingOutputs()
         self._pacer = PrefillPacer(bounds.step_tokens, STEP_S)
@@ -94,6 +96,7 @@ class EmbeddingEngine:
         ``StepFault`` where the device is not sound: then the engine is lost."""
         started_s = self._clock()
         self._fail_overdue(started_s)
+        self._long_waits.warn(started_s)
         rows = self._queue.take_batch(self._pacer.num_tokens)
         if rows:
             outcome = contain(rows, self._executor.embed, self._executor.recover, divide_rows)
@@ -204,6 +207,7 @@ class EmbeddingEngine:
 
     def _forget(self, job: EmbeddingJob) -> None:
         del self._jobs[job.sequence_id]
+        self._long_waits.forget(job.sequence_id)
         self._queue.remove(job)
 
     def _record(self, rows: Sequence[Row], step_s: float) -> None:

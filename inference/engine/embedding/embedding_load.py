@@ -42,6 +42,7 @@ def load_embedding_engine(
             max_started=spec.max_concurrent_sequences,
             max_queue_depth=spec.max_queue_depth,
             max_queue_wait_s=spec.max_queue_wait_s,
+            max_queue_share_percent=spec.max_queue_share_percent,
         ),
     )
     _warm_up(engine, opened, on_progress)

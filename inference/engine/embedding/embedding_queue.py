@@ -36,11 +36,12 @@ class EmbeddingLimits:
     """Jobs of which some inputs are done and some are not."""
     max_queue_depth: int = 256
     max_queue_wait_s: float = 60.0
+    max_queue_share_percent: int = 50
 
     @property
     def max_queue_depth_per_account(self) -> int:
-        """Half of the queue, so that one account alone cannot fill it."""
-        return (self.max_queue_depth + 1) // 2
+        """So that one account alone cannot fill the queue; at least one place of it."""
+        return -(-self.max_queue_depth * self.max_queue_share_percent // 100)
 
 
 class EmbeddingJob:

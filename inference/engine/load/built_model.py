@@ -153,6 +153,7 @@ def _scheduler_limits(spec: LoadSpec, model: AnyModel) -> SchedulerLimits:
         max_running=spec.max_concurrent_sequences,
         max_queue_depth=spec.max_queue_depth,
         max_queue_wait_s=spec.max_queue_wait_s,
+        max_queue_share_percent=spec.max_queue_share_percent,
         prefill_tokens_per_step=PREFILL_TOKENS_PER_STEP[model.device.type],
         target_step_s=STEP_S,
     )

@@ -1,9 +1,12 @@
 """How often sequences have used each token, and what that takes off their logits.
 
-As in vLLM: the repetition penalty looks at prompt and output, the other two at the output.
+As in vLLM: the repetition penalty looks at prompt and output, the other two at the output. As in
+llama.cpp the repetition penalty may look at the last tokens alone.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 import numpy as np
 import torch
@@ -21,8 +24,12 @@ class UsedTokens:
         self._place_of: dict[int, int] = {}
         self._token_ids = np.zeros(64, dtype=np.int64)
         self._output_counts = np.zeros(64, dtype=np.float32)
+        self._window_counts = np.zeros(64, dtype=np.float32)
+        window = sequence.params.repetition_window
+        self._window: deque[int] | None = None if window is None else deque(maxlen=window)
         for token_id in sequence.token_ids[: sequence.num_prompt_tokens]:
             self._place(token_id)
+            self._see(token_id)
         for token_id in sequence.token_ids[sequence.num_prompt_tokens :]:
             self.add(token_id)
 
@@ -35,18 +42,36 @@ class UsedTokens:
         """How often each is in the output."""
         return self._output_counts[: len(self._place_of)]
 
+    @property
+    def is_repeated(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Whether each is among the tokens that the repetition penalty looks at."""
+        num_used = len(self._place_of)
+        if self._window is None:
+            return np.ones(num_used, dtype=np.bool_)
+        return self._window_counts[:num_used] > 0
+
     def add(self, token_id: int) -> None:
         """To the output."""
         place = self._place(token_id)  # first: it may replace the array
         self._output_counts[place] += 1
+        self._see(token_id)
+
+    def _see(self, token_id: int) -> None:
+        """Moves the window on; the token has its place."""
+        if self._window is None:
+            return
+        if len(self._window) == self._window.maxlen:
+            self._window_counts[self._place_of[self._window[0]]] -= 1
+        self._window.append(token_id)
+        self._window_counts[self._place_of[token_id]] += 1
 
     def _place(self, token_id: int) -> int:
         place = self._place_of.setdefault(token_id, len(self._place_of))
         if place == len(self._token_ids):
             self._token_ids = np.resize(self._token_ids, 2 * place)
-            self._output_counts = np.concatenate(
-                [self._output_counts, np.zeros_like(self._output_counts)]
-            )
+            zeros = np.zeros_like(self._output_counts)
+            self._output_counts = np.concatenate([self._output_counts, zeros])
+            self._window_counts = np.concatenate([self._window_counts, zeros])
         self._token_ids[place] = token_id
         return place
 
@@ -76,7 +101,8 @@ class TokenCounts:
             used = self._used_by(sequence)
             counts = used.output_counts
             places.append(used.token_ids + row * scores.shape[-1])
-            factors.append(np.full(len(counts), params.repetition_penalty, dtype=np.float32))
+            penalty = np.float32(params.repetition_penalty)
+            factors.append(np.where(used.is_repeated, penalty, np.float32(1)))
             amounts.append(
                 params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
             )

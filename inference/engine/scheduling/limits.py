@@ -12,6 +12,7 @@ class SchedulerLimits:
     max_queue_depth: int = 256
     """Beyond the free seats."""
     max_queue_wait_s: float = 60.0
+    max_queue_share_percent: int = 50
     prefill_tokens_per_step: int = 512
     """Most prompt rows of one step, beside its decode rows."""
     target_step_s: float | None = None
@@ -19,8 +20,8 @@ class SchedulerLimits:
 
     @property
     def max_queue_depth_per_account(self) -> int:
-        """Half of the queue, so that one account alone cannot fill it."""
-        return (self.max_queue_depth + 1) // 2
+        """So that one account alone cannot fill the queue; at least one place of it."""
+        return -(-self.max_queue_depth * self.max_queue_share_percent // 100)
 
 
 class Pace(Protocol):

@@ -206,6 +206,18 @@ def test_queue_full_when_blocks_and_not_seats_are_short() -> None:
     assert [(f.sequence_id, f.code) for f in failed] == [("refused", "queue_full")]
 
 
+def test_a_long_wait_is_warned_of_once_with_the_requests_id(caplog) -> None:
+    harness = Harness(max_running=1)
+    harness.submit("runs", max_tokens=40)
+    harness.submit("waits")
+    for now_s in (9.9, 10.0, 30.0):
+        harness.now_s = now_s
+        harness.step()
+    assert [record.getMessage() for record in caplog.records] == [
+        "request waits has waited 10 s for a place"
+    ]
+
+
 def test_queue_timeout() -> None:
     harness = Harness(max_running=1)
     harness.submit("runs", max_tokens=40)

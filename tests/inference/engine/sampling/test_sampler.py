@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.engine.sampling.filters import filter_probabilities
+from inference.engine.sampling.penalties import UsedTokens
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.sequence import Sequence
 from inference.protocol.sampling import SamplingParams
@@ -157,6 +158,25 @@ def test_same_seed_same_tokens_whatever_the_batch_mates() -> None:
     assert len(set(alone)) > 1
     assert draw([]) == alone
     assert draw([sequence_with(seed=7), sequence_with(top_k=40), sequence_with(min_p=0.3)]) == alone
+
+
+def test_a_repetition_window_looks_at_the_last_tokens() -> None:
+    """Of the prompt 10 11 and the output 12 13 10 the last three."""
+    used = UsedTokens(sequence_with([10, 11], [12, 13], repetition_window=3))
+    used.add(10)
+    assert list(used.token_ids) == [10, 11, 12, 13]
+    assert list(used.is_repeated) == [True, False, True, True]
+    for token_id in range(100, 300):
+        used.add(token_id)
+    assert set(used.token_ids[used.is_repeated]) == {297, 298, 299}
+
+
+def test_the_penalty_is_of_the_window_alone() -> None:
+    logits = torch.zeros(VOCAB_SIZE)
+    logits[[10, 11, 12]] = torch.tensor([4.0, 3.9, 3.8])
+    params = {"temperature": 0.0, "repetition_penalty": 1.2, "repetition_window": 2}
+    assert pick(sequence_with([10], [11, 12], **params), logits) == 10
+    assert pick(sequence_with([11], [12, 10], **params), logits) == 11
 
 
 def test_repetition_penalty_looks_at_prompt_and_output() -> None:

@@ -142,6 +142,8 @@ def test_seats_are_no_promise_while_blocks_are_short() -> None:
 
 def test_one_account_s_places_are_half_of_an_odd_queue_too() -> None:
     assert SchedulerLimits(max_queue_depth=5).max_queue_depth_per_account == 3
+    quarter = SchedulerLimits(max_queue_depth=100, max_queue_share_percent=25)
+    assert quarter.max_queue_depth_per_account == 25
     scheduler = scheduler_of(max_running=1)
     for index in range(1, 4):
         assert not scheduler.is_full_for("a")
