@@ -28,7 +28,6 @@ class SettingsView(FleetView):
     values. Secrets are not shown."""
 
     read_scope = Scope.FLEET_WRITE
-    pagination_class = None
     filter_backends = ()
     serializer_class = SettingShape
 
@@ -41,10 +40,13 @@ class SettingsView(FleetView):
 
     @extend_schema(responses={200: SettingShape(many=True)})
     def get(self, request: Request) -> Response:
-        return Response([_shown(row) for row in rows_of(ENVIRONMENT)])
+        shown = [_shown(row) for row in rows_of(ENVIRONMENT)]
+        return self.get_paginated_response(self.paginate_queryset(shown))
 
 
 class SettingView(SettingsView):
+    pagination_class = None
+
     @extend_schema(responses={200: SettingShape}, operation_id="settings_retrieve_one")
     def get(self, request: Request, name: str) -> Response:  # type: ignore[override]
         for row in rows_of(ENVIRONMENT):

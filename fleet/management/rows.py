@@ -80,6 +80,24 @@ def given_fields(options: dict[str, Any], fields: Iterable[Field]) -> Row:
     return {one.name: options[FIELD + one.name] for one in fields if FIELD + one.name in options}
 
 
+def add_filter_arguments(parser: ArgumentParser, noun: Noun) -> None:
+    flags = {one.name: one.option for one in noun.fields}
+    for word in noun.filters:
+        parser.add_argument(
+            flags.get(word, f"--{word.replace('_', '-')}"),
+            dest=FILTER + word,
+            metavar="VALUE",
+            help=f"only those of this {word}; several by commas",
+        )
+
+
+def list_path(noun: Noun, options: dict[str, Any]) -> str:
+    """The list's path, with the filters that were given."""
+    given = {word: options[FILTER + word] for word in noun.filters}
+    query = urlencode({word: value for word, value in given.items() if value is not None})
+    return f"{noun.path}?{query}" if query else noun.path
+
+
 @dataclass(frozen=True, kw_only=True)
 class ListRows:
     noun: Noun
@@ -88,22 +106,10 @@ class ListRows:
     name: str = "list"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        flags = {one.name: one.option for one in self.noun.fields}
-        for word in self.noun.filters:
-            parser.add_argument(
-                flags.get(word, f"--{word.replace('_', '-')}"),
-                dest=FILTER + word,
-                metavar="VALUE",
-                help=f"only those of this {word}; several by commas",
-            )
-
-    def path(self, options: dict[str, Any]) -> str:
-        given = {word: options[FILTER + word] for word in self.noun.filters}
-        query = urlencode({word: value for word, value in given.items() if value is not None})
-        return f"{self.noun.path}?{query}" if query else self.noun.path
+        add_filter_arguments(parser, self.noun)
 
     def run(self, run: Run) -> None:
-        rows = rows_of(run.backend, self.path(run.options))
+        rows = rows_of(run.backend, list_path(self.noun, run.options))
         run.show(rows, rows_text(self.columns, rows))
 
 

@@ -61,3 +61,33 @@ POLICY = Noun(
         ),
     ),
 )
+NEURONS = Noun(path="neurons", word="neuron", id_field="name", fields=(), filters=("status",))
+MODELS = Noun(
+    path="catalogue",
+    word="model",
+    id_field="name",
+    fields=(),
+    filters=("enabled", "pinned", "base", "source"),
+)
+JOBS = Noun(
+    path="load-jobs",
+    word="job",
+    id_field="id",
+    fields=(),
+    filters=("kind", "status", "model", "neuron"),
+)
+DOWNLOADS = Noun(
+    path="downloads",
+    word="download",
+    id_field="id",
+    fields=(),
+    filters=("kind", "status", "source", "neuron"),
+)
+SETTINGS = Noun(path="settings", word="setting", id_field="name", fields=())
+AUDIT = Noun(
+    path="audit",
+    word="audit entry",
+    id_field="id",
+    fields=(),
+    filters=("actor", "action", "object"),
+)

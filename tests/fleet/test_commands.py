@@ -53,7 +53,7 @@ def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, settin
     if request.param == "local":
         return Told()
     settings.ALLOWED_HOSTS = ["testserver"]
-    key = key_api("fleet:read", "fleet:write").key
+    key = key_api("fleet:read", "fleet:write", "accounts:read").key
     assert key is not None
 
     def urlopen(asked: urllib.request.Request, timeout: float) -> Any:
@@ -98,10 +98,78 @@ def test_a_model_from_add_to_remove(told: Told, beat, build, sent) -> None:
     shown = told("models", "show", "tiny")
     assert "max_context_tokens" in shown and "beast" in shown
     assert "unload tiny on beast" in told("models", "unload", "tiny", "--no-wait")
+    told("models", "change", "tiny", "--set", "max_context_tokens=32", "--set", "pinned_on=")
+    model.refresh_from_db()
+    assert (model.max_context_tokens, model.pinned_on) == (32, [])
+    assert "would model.delete tiny" in told("models", "remove", "tiny", "--dry-run")
+    assert json.loads(told("models", "list", "--pinned", "true", "--json")) == []
     told("models", "remove", "tiny")
     assert not CatalogueModel.objects.exists()
     actors = {str(actor).partition(":")[0] for (actor,) in AuditEntry.objects.values_list("actor")}
     assert actors <= {"command", "key"}
+
+
+def test_an_alias_from_first_to_last(told: Told, model) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="large", source="pypi:large")
+    told("aliases", "add", "openai/gpt", "tiny")
+    told("aliases", "change", "openai/gpt", "--model", "large")
+    assert json.loads(told("aliases", "list", "--model", "large", "--json")) == [
+        {"name": "openai/gpt", "model": "large"}
+    ]
+    assert "large" in told("aliases", "show", "openai/gpt")
+    assert "would alias.delete" in told("aliases", "remove", "openai/gpt", "--dry-run")
+    told("aliases", "remove", "openai/gpt")
+    assert json.loads(told("aliases", "list", "--json")) == []
+
+
+def test_jobs_and_the_audit_are_listed(told: Told, model, beat, sent) -> None:
+    beat()
+    told("models", "load", "tiny", "--no-wait")
+    (job,) = json.loads(told("jobs", "list", "--status", "pending", "--model", "tiny", "--json"))
+    assert "beast" in told("jobs", "show", job["id"])
+    assert "unload tiny on beast" in told("jobs", "cancel", job["id"])
+    assert "model.load" in told("audit", "list", "--action", "model.load")
+    assert json.loads(told("downloads", "list", "--json")) == []
+
+
+def test_neurons_are_shown_and_the_policy_changes(told: Told, beat) -> None:
+    beat()
+    assert "cpu" in told("neurons", "show", "beast")
+    assert json.loads(told("neurons", "list", "--status", "away", "--json")) == []
+    assert "automatic" in told("neurons", "policy")
+    assert "click" in told("neurons", "policy", "--admission", "click")
+    assert "HELEXA_DATA_DIR" in told("settings", "list")
+    assert "HELEXA_DATA_DIR" in told("settings", "show", "HELEXA_DATA_DIR")
+
+
+def test_a_host_is_invited_here_or_at_a_server(told: Told, monkeypatch) -> None:
+    monkeypatch.setattr("fleet.services.invitations._ensure_redis_can", lambda: None)
+    monkeypatch.setattr("fleet.services.invitations.redis_users_apply", lambda: None)
+    services.share_record(actor=COMMAND, address="10.0.0.5:31315", is_tls=False, certificate="")
+    assert "neuron --join hx1." in told("neurons", "invite", "beast")
+    assert "beast" in told("neurons", "invitations")
+    assert "would neuron.revoke beast" in told("neurons", "revoke", "beast", "--dry-run")
+    assert "beast can reach Redis no more" in told("neurons", "revoke", "beast")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("models", "show", "nothing"), 3),
+        (("neurons", "remove", "beast"), 4),
+        (("aliases", "change", "nothing"), 2),
+        (("accounts", "list"), 0),
+        (("models", "change", "nothing", "--set", "pinned=perhaps"), 1),
+    ],
+)
+def test_exit_codes(told: Told, beat, words: tuple[str, ...], code: int) -> None:
+    beat()
+    try:
+        told(*words)
+    except CommandError as error:
+        assert error.returncode == code
+    else:
+        assert code == 0
 
 
 @pytest.mark.usefixtures("hub")
@@ -230,11 +298,6 @@ def test_the_catalogue_is_exported_and_imported(told: Told, tmp_path) -> None:
     told("models", "import", str(file), "--apply")
     assert CatalogueModel.objects.get().source == "pypi:other"
     assert "Nothing to change" in told("models", "import", str(file))
-
-
-def test_invitations_are_made_where_redis_is() -> None:
-    with pytest.raises(CommandError, match="where the gateway runs"):
-        call_command("neurons", "invite", "beast", "--url", URL)
 
 
 def test_a_server_that_is_not_there_and_a_key_without_one() -> None:

@@ -93,7 +93,7 @@ def test_the_policy_is_read_and_changed(api: Api) -> None:
 
 
 def test_settings_are_for_superusers_and_writers(api: Api) -> None:
-    rows = {row["name"]: row for row in api.get("settings")}
+    rows = {row["name"]: row for row in api.get("settings")["data"]}
     assert "HELEXA_DATA_DIR" in rows
     assert api.get("settings/HELEXA_DATA_DIR") == rows["HELEXA_DATA_DIR"]
     assert api.get("settings/HELEXA_TEST_NOTHING", 404)["code"] == "setting_not_found"

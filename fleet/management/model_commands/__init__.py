@@ -1,6 +1,7 @@
 """The subcommands of ``manage.py models``."""
 
 from fleet.management.model_commands.add import Add
+from fleet.management.model_commands.change import Change
 from fleet.management.model_commands.hub import Search
 from fleet.management.model_commands.jobs import Load, Reload, Sleep, Unload, Wake
 from fleet.management.model_commands.list import List
@@ -14,6 +15,7 @@ SUBCOMMANDS = (
     Show(),
     Search(),
     Add(),
+    Change(),
     Remove(),
     Load(),
     Unload(),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser
 
 from fleet.management.backend import rows_of
+from fleet.management.rows import add_filter_arguments, list_path
 from fleet.management.subcommands import Run
+from fleet.nouns.of_fleet import MODELS
 from metering.management.output import table_text
 
 COLUMNS = ("model", "status", "on", "pinned", "source", "aliases")
@@ -16,10 +18,10 @@ class List:
     help = "all models of the catalogue, and where they are"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        pass
+        add_filter_arguments(parser, MODELS)
 
     def run(self, run: Run) -> None:
-        models = rows_of(run.backend, "catalogue")
+        models = rows_of(run.backend, list_path(MODELS, run.options))
         replicas = rows_of(run.backend, "replicas")
         for model in models:
             model["replicas"] = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from urllib.parse import quote
 
+from fleet.management.rows import add_dry_run_argument, removed
 from fleet.management.subcommands import Run
 
 
@@ -14,7 +15,9 @@ class Remove:
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", metavar="MODEL")
+        add_dry_run_argument(parser)
 
     def run(self, run: Run) -> None:
-        run.backend.ask("DELETE", f"catalogue/{quote(run.options['name'], safe='')}")
-        run.show({"removed": run.options["name"]}, f"{run.options['name']} is offered no more.")
+        name = run.options["name"]
+        if removed(run, f"catalogue/{quote(name, safe='')}"):
+            run.show({"removed": name}, f"{name} is offered no more.")

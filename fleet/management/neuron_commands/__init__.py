@@ -1,15 +1,24 @@
 """The subcommands of ``manage.py neurons``."""
 
-from fleet.management.neuron_commands.invite import Invite
-from fleet.management.neuron_commands.list import List
+from fleet.management.neuron_commands.invite import INVITE, LIST_INVITATIONS, REVOKE
+from fleet.management.neuron_commands.list import LIST
+from fleet.management.neuron_commands.policy import Policy
 from fleet.management.neuron_commands.remove import Remove
-from fleet.management.neuron_commands.revoke import Revoke
 from fleet.management.neuron_commands.wishes import Wish
+from fleet.management.rows import ShowRow, cells
+from fleet.nouns.of_fleet import NEURONS
 
 SUBCOMMANDS = (
-    List(),
-    Invite(),
-    Revoke(),
+    LIST,
+    ShowRow(
+        noun=NEURONS,
+        help="one neuron, its devices and its models",
+        tables={"devices": cells("id", "name", "free_memory_bytes", "total_memory_bytes")},
+    ),
+    INVITE,
+    REVOKE,
+    LIST_INVITATIONS,
+    Policy(),
     Wish("admit", "let a neuron belong to the fleet"),
     Wish("refuse", "place and route nothing there"),
     Wish("drain", "place nothing new there; what runs finishes"),

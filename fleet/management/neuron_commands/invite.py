@@ -1,34 +1,38 @@
-"""``neurons invite``: on a machine that has the Redis, never over HTTP."""
+"""``neurons invite``, ``revoke`` and ``invitations``."""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
-
-from fleet import services
-from fleet.management.neuron_commands.here import ensure_here
+from fleet.management.rows import AddRow, ListRows, RemoveRow, Row, cells
 from fleet.management.subcommands import Run
+from fleet.nouns.of_fleet import INVITATIONS
 from helexa_site.program import installation, neuron_program
-from metering.actor import COMMAND
 
 
-class Invite:
-    name = "invite"
-    help = "print a line that makes another host a neuron"
+class Invite(AddRow):
+    """The line alone goes to standard output."""
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("name", metavar="NAME", help="the neuron's name")
-        parser.add_argument(
-            "--address",
-            metavar="HOST:PORT",
-            help="where that host reaches Redis, where it is not what serve --share has",
-        )
-
-    def run(self, run: Run) -> None:
-        ensure_here(run)
-        name = run.options["name"]
-        line = services.neuron_invite(
-            actor=COMMAND, neuron_name=name, address=run.options["address"]
-        )
+    def show(self, run: Run, row: Row) -> None:
         if not run.options["json"]:
-            run.stderr.write(f"On {name}, {installation().value} (shown this once):")
-        run.show({"join": line}, f"{neuron_program()} neuron --join {line}")
+            where = installation().value
+            run.stderr.write(f"On {row['neuron']}, {where} (shown this once):")
+        run.show(row, f"{neuron_program()} neuron --join {row['join']}")
+
+
+INVITE = Invite(
+    noun=INVITATIONS,
+    name="invite",
+    help="print a line that makes another host a neuron",
+    positional=("neuron",),
+)
+REVOKE = RemoveRow(
+    noun=INVITATIONS,
+    name="revoke",
+    help="shut an invited host out",
+    done="{id} can reach Redis no more.",
+)
+LIST_INVITATIONS = ListRows(
+    noun=INVITATIONS,
+    name="invitations",
+    columns=cells("neuron", "invited_by", "invited_at", "cut_off_at", "cut_off_reason"),
+    help="hosts that were invited",
+)

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
-
-from fleet.management.backend import rows_of
+from fleet.management.rows import Columns, ListRows, Row
 from fleet.management.sizes import size_text
-from fleet.management.subcommands import Run
-from metering.management.output import table_text
-
-COLUMNS = ("neuron", "status", "devices", "models", "version", "problems")
+from fleet.nouns.of_fleet import NEURONS
 
 
-class List:
-    name = "list"
-    help = "all neurons, with their devices and models"
+def _devices(neuron: Row) -> str:
+    return "\n".join(
+        f"{device['id']} {device['name']}, {size_text(device['free_memory_bytes'])} of "
+        f"{size_text(device['total_memory_bytes'])} free"
+        for device in neuron["devices"]
+    )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        pass
 
-    def run(self, run: Run) -> None:
-        neurons = rows_of(run.backend, "neurons")
-        rows = [
-            [
-                neuron["name"],
-                neuron["status"],
-                "\n".join(
-                    f"{device['id']} {device['name']}, {size_text(device['free_memory_bytes'])} of "
-                    f"{size_text(device['total_memory_bytes'])} free"
-                    for device in neuron["devices"]
-                ),
-                ", ".join(neuron["replicas"]),
-                neuron["version"],
-                "; ".join(neuron["problems"]),
-            ]
-            for neuron in neurons
-        ]
-        run.show(neurons, table_text(COLUMNS, rows))
+COLUMNS: Columns = {
+    "neuron": lambda neuron: neuron["name"],
+    "status": lambda neuron: neuron["status"],
+    "devices": _devices,
+    "models": lambda neuron: ", ".join(neuron["replicas"]),
+    "version": lambda neuron: neuron["version"],
+    "problems": lambda neuron: "; ".join(neuron["problems"]),
+}
+LIST = ListRows(noun=NEURONS, columns=COLUMNS, help="all neurons, with their devices and models")

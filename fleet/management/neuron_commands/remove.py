@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from urllib.parse import quote
 
+from fleet.management.rows import add_dry_run_argument, removed
 from fleet.management.subcommands import Run
 
 
@@ -14,8 +15,9 @@ class Remove:
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", metavar="NAME")
+        add_dry_run_argument(parser)
 
     def run(self, run: Run) -> None:
         name = run.options["name"]
-        run.backend.ask("DELETE", f"neurons/{quote(name, safe='')}")
-        run.show({"removed": name}, f"{name} is forgotten.")
+        if removed(run, f"neurons/{quote(name, safe='')}"):
+            run.show({"removed": name}, f"{name} is forgotten.")
