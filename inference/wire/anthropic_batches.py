@@ -82,7 +82,8 @@ def _requests(body: bytes) -> Iterator[dict[str, Any]]:
         for index, part in enumerate(parts):
             yield _request(read_json_value(memoryview(part)), f"requests[{index}]")
     else:
-        yield from read_fields(read_json_object(body), FIELDS, required=("requests",))["requests"]
+        whole = read_json_object(body, bounds_strings=False)
+        yield from read_fields(whole, FIELDS, required=("requests",))["requests"]
 
 
 def parse_batch_page(query: Mapping[str, str]) -> PageRequest:

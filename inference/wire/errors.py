@@ -4,6 +4,7 @@
     ├── InvalidRequestError             400 invalid_value
     │   ├── InvalidHttpError            400 invalid_http
     │   ├── InvalidJsonError            400 invalid_json
+    │   ├── TooManyStringsError         400 too_many_strings
     │   ├── InvalidTypeError            400 invalid_type
     │   ├── MissingParameterError       400 missing_required_parameter
     │   ├── UnsupportedParameterError   400 unsupported_parameter
@@ -77,6 +78,16 @@ class InvalidHttpError(InvalidRequestError):
 
 class InvalidJsonError(InvalidRequestError):
     code = "invalid_json"
+
+
+class TooManyStringsError(InvalidRequestError):
+    code = "too_many_strings"
+
+    def __init__(self, max_strings: int) -> None:
+        super().__init__(
+            f"The body holds more than {max_strings:,} JSON strings, keys among them: some "
+            f"{max_strings // 4:,} short messages. Send fewer, longer ones."
+        )
 
 
 class InvalidTypeError(InvalidRequestError):

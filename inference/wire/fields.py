@@ -26,6 +26,7 @@ from inference.wire.errors import (
     MissingParameterError,
     UnsupportedParameterError,
 )
+from inference.wire.json_strings import check_num_strings
 from inference.wire.near_names import near_name
 from inference.wire.unknown_fields import is_left_out
 
@@ -77,9 +78,11 @@ def table(*fields: Field) -> dict[str, Field]:
     return named
 
 
-def read_json_object(body: bytes) -> dict[str, Any]:
-    """Raises ``InvalidJsonError`` for bytes that are not one JSON object in UTF-8. Of a key that
-    is there twice the last one counts."""
+def read_json_object(body: bytes, *, bounds_strings: bool = True) -> dict[str, Any]:
+    """Raises ``InvalidJsonError`` for bytes that are not one JSON object in UTF-8, and
+    ``TooManyStringsError``. Of a key that is there twice the last one counts."""
+    if bounds_strings:
+        check_num_strings(body)
     value = read_json_value(body)
     if not isinstance(value, dict):
         raise InvalidTypeError(f"The body must be a JSON object, not {_kind(value)}.")
