@@ -17,7 +17,7 @@ from typing import Any
 import jsonschema
 
 from tests.strangers.fields.answers import Answer, Choice
-from tests.strangers.fields.field_values import MAX_TOKENS_FIELD
+from tests.strangers.fields.field_values import IN_OPTIONS, MAX_TOKENS_FIELD, as_asked
 
 GRAMMARS = frozenset(
     {
@@ -32,6 +32,7 @@ TOLERANCE = 2e-3
 
 def check(path: str, body: dict[str, Any], answer: Answer) -> None:
     assert answer.status == 200, (body, answer.error)
+    body = as_asked(path, body)
     assert sorted(answer.choices) == list(range(body.get("n") or 1))
     _check_counts(path, body, answer)
     for choice in answer.choices.values():
@@ -42,7 +43,9 @@ def check(path: str, body: dict[str, Any], answer: Answer) -> None:
 
 
 def _check_counts(path: str, body: dict[str, Any], answer: Answer) -> None:
-    most = body.get("max_completion_tokens") or body[MAX_TOKENS_FIELD[path]]
+    is_ollama = MAX_TOKENS_FIELD[path].startswith(IN_OPTIONS)
+    limit = "max_tokens" if is_ollama else MAX_TOKENS_FIELD[path]
+    most = body.get("max_completion_tokens") or body[limit]
     num_choices = len(answer.choices)
     assert answer.prompt_tokens > 0
     assert answer.completion_tokens <= most * num_choices
@@ -76,6 +79,8 @@ def _check_form(body: dict[str, Any], choice: Choice) -> None:
     asked = body.get("response_format") or {}
     if asked.get("type") == "json_schema":
         schema = asked["json_schema"]["schema"]
+    if asked_format := body.get("format"):
+        schema = {"type": "object"} if asked_format == "json" else asked_format
     if schema is not None:
         jsonschema.validate(json.loads(choice.text), schema)
 

@@ -33,10 +33,16 @@ class Answer:
 def ask(client: httpx.Client, path: str, body: dict[str, Any]) -> Answer:
     response = client.post(path, json=body, timeout=TIMEOUT_S)
     if response.status_code != 200:
-        return Answer(response.status_code, error=response.json()["error"])
+        return Answer(response.status_code, error=error_of(response.json()))
     answer = Answer(200)
     _READERS[path](answer, response.json())
     return answer
+
+
+def error_of(body: dict[str, Any]) -> dict[str, Any]:
+    """Ollama's errors are a text, with our code and field beside it."""
+    error: dict[str, Any] | str = body["error"]
+    return body | {"message": error} if isinstance(error, str) else error
 
 
 def ask_streamed(client: httpx.Client, path: str, body: dict[str, Any]) -> Answer:
@@ -89,6 +95,13 @@ def _read_response(answer: Answer, body: dict[str, Any]) -> None:
     _add_usage(answer, body["usage"]["input_tokens"], body["usage"]["output_tokens"])
 
 
+def _read_ollama(answer: Answer, body: dict[str, Any]) -> None:
+    text = body["message"]["content"] if "message" in body else body["response"]
+    logprobs = body.get("logprobs") or []
+    answer.choices[0] = Choice(text=text, reason=body["done_reason"], logprobs=logprobs)
+    _add_usage(answer, body["prompt_eval_count"], body["eval_count"])
+
+
 def _add_usage(answer: Answer, prompt_tokens: int, completion_tokens: int) -> None:
     answer.prompt_tokens, answer.completion_tokens = prompt_tokens, completion_tokens
 
@@ -98,4 +111,6 @@ _READERS = {
     "/v1/completions": _read_openai,
     "/v1/messages": _read_message,
     "/v1/responses": _read_response,
+    "/api/chat": _read_ollama,
+    "/api/generate": _read_ollama,
 }

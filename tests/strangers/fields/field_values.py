@@ -117,6 +117,27 @@ RESPONSE: dict[str, Field] = {
     "presence_penalty": PENALTY,
     "instructions": Field(inside=("Be brief.",), outside=(3,)),
 }
+OLLAMA: dict[str, Field] = {
+    **{
+        f"options.{name}": SAMPLING[name]
+        for name in ("temperature", "top_p", "top_k", "min_p", "seed")
+    },
+    "options.frequency_penalty": PENALTY,
+    "options.presence_penalty": PENALTY,
+    "options.repeat_penalty": SAMPLING["repetition_penalty"],
+    "options.stop": SAMPLING["stop"],
+    "options.num_predict": Field(inside=(1, 64, ANSWER_TOKENS), outside=(0, -3, 1.5, 2**31)),
+    "format": Field(inside=("json", SCHEMA), outside=("yaml", {"type": "no type"}, 3)),
+    "logprobs": Field(inside=(True, False), outside=("yes",), max_tokens=SHORT_TOKENS),
+    "top_logprobs": Field(
+        inside=(0, 5, 20), outside=(-1, 21), beside={"logprobs": True}, max_tokens=SHORT_TOKENS
+    ),
+}
+"""Options stand in an object of their own."""
+OLLAMA_GENERATE: dict[str, Field] = OLLAMA | {
+    "system": Field(inside=("Be brief.",), outside=(3,)),
+    "raw": Field(inside=(True, False), outside=("yes",)),
+}
 ELSEWHERE: dict[str, frozenset[str]] = {
     "/v1/chat/completions": frozenset(
         {
@@ -139,6 +160,8 @@ ELSEWHERE: dict[str, frozenset[str]] = {
             *("previous_response_id", "truncation", "top_logprobs"),
         }
     ),
+    "/api/chat": frozenset({"model", "messages", "options", "stream", "think", "tools"}),
+    "/api/generate": frozenset({"model", "prompt", "options", "stream", "think", "images"}),
 }
 """What every request here has, and what is tried by the official clients (tests/live)."""
 FIELDS: dict[str, dict[str, Field]] = {
@@ -146,19 +169,28 @@ FIELDS: dict[str, dict[str, Field]] = {
     "/v1/completions": COMPLETION,
     "/v1/messages": MESSAGE,
     "/v1/responses": RESPONSE,
+    "/api/chat": OLLAMA,
+    "/api/generate": OLLAMA_GENERATE,
 }
 MAX_TOKENS_FIELD = {
     "/v1/chat/completions": "max_tokens",
     "/v1/completions": "max_tokens",
     "/v1/messages": "max_tokens",
     "/v1/responses": "max_output_tokens",
+    "/api/chat": "options.num_predict",
+    "/api/generate": "options.num_predict",
 }
+IN_OPTIONS = "options."
+COMMON_NAMES = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+"""What other dialects call two of Ollama's options."""
 
 
 def plain_body(path: str, *, max_tokens: int) -> dict[str, Any]:
     """A greedy request for a tale; the fields that are tried come on top."""
     body: dict[str, Any] = {"model": "smollm2-135m-instruct", "temperature": 0}
     match path:
+        case "/api/chat" | "/api/generate":
+            return _ollama_body(path, max_tokens)
         case "/v1/completions":
             body["prompt"] = "Once upon a time"
         case "/v1/responses":
@@ -166,6 +198,23 @@ def plain_body(path: str, *, max_tokens: int) -> dict[str, Any]:
         case _:
             body["messages"] = [{"role": "user", "content": TALE}]
     return body | {MAX_TOKENS_FIELD[path]: max_tokens}
+
+
+def _ollama_body(path: str, max_tokens: int) -> dict[str, Any]:
+    asked = {"prompt": TALE} if path == "/api/generate" else {"messages": _USER_TURN}
+    options = {"temperature": 0, "num_predict": max_tokens}
+    return {"model": "smollm2-135m-instruct", "stream": False, "options": options, **asked}
+
+
+_USER_TURN = [{"role": "user", "content": TALE}]
+
+
+def as_asked(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The body with Ollama's options beside its other fields, by the names of other dialects."""
+    if path not in ("/api/chat", "/api/generate"):
+        return body
+    options = {COMMON_NAMES.get(name, name): value for name, value in body["options"].items()}
+    return {name: value for name, value in body.items() if name != "options"} | options
 
 
 def body_of(path: str, name: str, value: Any) -> dict[str, Any]:
@@ -184,7 +233,15 @@ def body_of_both(path: str, first: str, second: str, *, max_tokens: int) -> dict
 def _body(
     path: str, tried: dict[str, Any], beside: dict[str, Any], *, max_tokens: int
 ) -> dict[str, Any]:
-    body = plain_body(path, max_tokens=max_tokens) | beside | tried
+    is_in_options = any(name.startswith(IN_OPTIONS) for name in tried)
+    body = plain_body(path, max_tokens=max_tokens)
+    for name, value in (beside | tried).items():
+        if is_in_options and name in SAMPLED:  # beside an option stand others
+            body["options"][name] = value
+        elif name.startswith(IN_OPTIONS):
+            body["options"][name.removeprefix(IN_OPTIONS)] = value
+        else:
+            body[name] = value
     if "max_completion_tokens" in tried:
         del body["max_tokens"]
     return body

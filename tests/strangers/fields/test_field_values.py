@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from helexa_site.config import REPOSITORY_DIR
+from tests.strangers.fields.embedding_values import EMBEDDING_FIELDS
 from tests.strangers.fields.field_values import ELSEWHERE, FIELDS
 
 OPENAPI: dict[str, Any] = json.loads((REPOSITORY_DIR / "docs" / "openapi.json").read_text())
@@ -15,9 +16,22 @@ OPENAPI: dict[str, Any] = json.loads((REPOSITORY_DIR / "docs" / "openapi.json").
 
 @pytest.mark.parametrize("path", FIELDS)
 def test_every_honoured_field_is_tried(path: str) -> None:
-    body = OPENAPI["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    schema = OPENAPI["components"]["schemas"][body["$ref"].rpartition("/")[2]]
-    honoured = {
-        name for name, said in schema["properties"].items() if said.get("x-support") == "honoured"
-    }
+    honoured = _honoured(_component_of(path))
+    if "options" in honoured:
+        honoured |= {f"options.{name}" for name in _honoured("POST_api_chat_options")}
     assert honoured == FIELDS[path].keys() | ELSEWHERE[path]
+
+
+@pytest.mark.parametrize("path", EMBEDDING_FIELDS)
+def test_every_honoured_field_of_embeddings_is_tried(path: str) -> None:
+    assert _honoured(_component_of(path)) == EMBEDDING_FIELDS[path].keys() | {"model"}
+
+
+def _component_of(path: str) -> str:
+    body = OPENAPI["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    return str(body["$ref"].rpartition("/")[2])
+
+
+def _honoured(component: str) -> set[str]:
+    properties = OPENAPI["components"]["schemas"][component]["properties"]
+    return {name for name, said in properties.items() if said.get("x-support") == "honoured"}
