@@ -89,11 +89,12 @@ class Client:
 
     def who_could_start(self) -> str:
         """The head of the queue, where a seat is free, and blocks for all its tokens beside one
-        for each that runs, and no other prompt has a claim to the step's rows."""
+        for each that runs, and nobody else has a claim to the step's rows: neither a prompt nor
+        what one that was preempted computes again."""
         scheduler = self.scheduler
         first = scheduler.waiting.next()
         has_seat = len(scheduler.running) < scheduler.limits.max_running
-        is_prefilling = any(not s.has_prompt_in_blocks for s in scheduler.running)
+        is_prefilling = any(s.num_computed_tokens < len(s.token_ids) - 1 for s in scheduler.running)
         if first is None or not has_seat or is_prefilling:
             return ""
         needed = -(-len(first.token_ids) // BLOCK_TOKENS) + len(scheduler.running)
