@@ -25,7 +25,7 @@ class FreeExecutor:
     """Answers every row with a token at no cost."""
 
     def execute(self, schedule: Schedule) -> Sampled:
-        return Sampled([7] * len(schedule.sampled), frozenset(), {})
+        return Sampled([7] * len(schedule.sampled), {}, {})
 
     def recover(self, error: Exception) -> StepFault:
         raise error

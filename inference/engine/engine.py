@@ -142,13 +142,15 @@ class Engine:
             self._outputs.fail(command.sequence_id, *problem)
             return
         self._num_submitted += 1
+        now_s = self._clock()
         sequence = Sequence(
             command.sequence_id,
             command.token_ids,
             command.params,
             context_tokens=self._limits.context_tokens,
             arrival=self._num_submitted,
-            deadline_s=self._clock() + self._scheduler.limits.max_queue_wait_s,
+            deadline_s=now_s + self._scheduler.limits.max_queue_wait_s,
+            submitted_s=now_s,
             # One that has ended already cannot be waited for, nor need it be.
             same_prompt_as=self._sequences.get(command.same_prompt_as or ""),
             account=command.account,

@@ -242,7 +242,10 @@ class AnswerCheck:
             raise AnswerFaultError(f"{number:.3e} prompt tokens, {most} at most")
 
     def _timing(self, timing: SequenceTiming) -> None:
-        for value in (timing.prefill_ms, timing.decode_ms, timing.prefill_tokens):
+        for value in (
+            *(timing.queue_ms, timing.prefill_ms, timing.decode_ms),
+            timing.prefill_tokens,
+        ):
             self._require(0 <= value <= MAX_MS, "an impossible duration")
 
     def _token_ids(self, token_ids: list[int]) -> None:

@@ -30,6 +30,7 @@ from inference.neuron.live_request import (
     Result,
     SequenceOutput,
 )
+from inference.neuron.request_log import log_end
 from inference.neuron.usage_reports import UsageReportBook
 from inference.protocol.engine import (
     SequenceCancelled,
@@ -227,7 +228,9 @@ class RequestTable:
     def _end(self, live: LiveRequest, event: Event) -> list[AddressedEvent]:
         """Holds the lock already. ``event`` is terminal."""
         del self._live[live.request_id]
-        self._book.record(live, event, now_unix_s=self._clock())
+        now_unix_s = self._clock()
+        self._book.record(live, event, now_unix_s=now_unix_s)
+        log_end(live, event, now_unix_s=now_unix_s)
         return [] if live.is_orphan else [live.addressed(event)]
 
     def _fail_where(

@@ -85,8 +85,8 @@ EngineCommand = (
 
 
 class SequenceTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the engine worked on a sequence that came to its end, without its time in the
-    queue. Steps are shared with others: this is what the sequence saw of them."""
+    """How long a sequence that came to its end waited, and how long the engine worked on it. Steps
+    are shared with others: this is what the sequence saw of them."""
 
     prefill_ms: float
     """From the start of its first step to its first token."""
@@ -94,6 +94,8 @@ class SequenceTiming(msgspec.Struct, frozen=True, kw_only=True):
     """From there to its last token."""
     prefill_tokens: int
     """How many of the prompt were computed, not taken from the prefix cache."""
+    queue_ms: float = 0.0
+    """From its submission to the start of its first step."""
 
 
 class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):

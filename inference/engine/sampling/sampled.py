@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from inference.engine.faults.kinds import NumericalFault
@@ -20,14 +20,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token per row of a step's logits. ``failed`` are rows whose logits were not numbers;
-    their token ids mean nothing. ``logprobs`` are those of rows that asked for them.
+    """One token per row of a step's logits. ``failed`` are rows whose logits were not numbers, with
+    how many were not finite; their token ids mean nothing. ``logprobs`` are those of rows that
+    asked for them.
 
     Where a sequence had drafts, its row is its last that counts, and those before are a run.
     """
 
     token_ids: list[int]
-    failed: frozenset[int]
+    failed: Mapping[int, int]
     logprobs: dict[int, TokenLogprob]
     complete: frozenset[int] = frozenset()
     """Rows whose grammar allows nothing after this token."""
@@ -47,6 +48,8 @@ class Sampled:
     def failure(self, row: int) -> tuple[str, str] | None:
         """Code and message, where the row has no token."""
         if row in self.failed:
-            return NumericalFault.code, NumericalFault.client_message
+            num_logits = self.failed[row]
+            counted = f"{NumericalFault.client_message}: {num_logits} logits are not finite"
+            return NumericalFault.code, counted
         problem = self.broken.get(row)
         return None if problem is None else ("invalid_grammar", problem)

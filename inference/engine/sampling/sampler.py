@@ -11,6 +11,7 @@ own generator, is looked up in the cumulative distribution.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -111,7 +112,11 @@ class Sampler:
     def read(self, unread: UnreadTokens) -> Sampled:
         sequences, logits, greedy = unread.sequences, unread.logits, unread.greedy
         waited = unread.host_copy.values()
-        failed = frozenset(row for row, is_finite in enumerate(waited[0]) if not is_finite)
+        failed = {
+            row: int(logits[row].isfinite().logical_not().sum())
+            for row, is_finite in enumerate(waited[0])
+            if not is_finite
+        }
         token_ids, masked = waited[1], Masked()
         self._settle(unread.choice, waited[2:], token_ids, masked, failed)
         refused = [
@@ -186,7 +191,7 @@ class Sampler:
         read: list[list[int]],
         token_ids: list[int],
         masked: Masked,
-        failed: frozenset[int],
+        failed: Collection[int],
     ) -> None:
         """Writes what was chosen, and ``read`` from the device, into ``token_ids`` and ``masked``,
         but for rows that failed: what was computed from their logits means nothing."""
@@ -268,7 +273,7 @@ class Sampler:
         sequences: list[Sequence],
         logits: torch.Tensor,
         token_ids: list[int],
-        failed: frozenset[int],
+        failed: Collection[int],
     ) -> dict[int, TokenLogprob]:
         rows = [
             row

@@ -115,7 +115,7 @@ class _Verified:
         self._token_ids = [0] * len(choice.sequences)
         self._logprobs: dict[int, TokenLogprob] = {}
         self._runs: dict[int, Run] = {}
-        self._failed: set[int] = set()
+        self._failed: dict[int, int] = {}
         self._complete: set[int] = set()
         self._ended: set[int] = set()
         self._broken: dict[int, str] = {}
@@ -123,7 +123,7 @@ class _Verified:
     def sampled(self) -> Sampled:
         return Sampled(
             self._token_ids,
-            frozenset(self._failed),
+            self._failed,
             self._logprobs,
             frozenset(self._complete),
             self._ended,
@@ -150,7 +150,7 @@ class _Verified:
 
     def _is_over(self, index: int, found: Sampled, row: int) -> bool:
         if row in found.failed:
-            self._failed.add(index)
+            self._failed[index] = found.failed[row]
         elif row in found.broken:
             self._broken[index] = found.broken[row]
         elif row in found.ended:

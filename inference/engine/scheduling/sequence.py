@@ -82,6 +82,7 @@ class Sequence:
         "state",
         "state_slot",
         "stop_ids",
+        "submitted_s",
         "token_ids",
         "weight",
     )
@@ -95,6 +96,7 @@ class Sequence:
         context_tokens: int,
         arrival: int,
         deadline_s: float,
+        submitted_s: float = 0.0,
         same_prompt_as: Sequence | None = None,
         account: str = "",
         weight: int = 1,
@@ -133,6 +135,8 @@ class Sequence:
         """The prompt's images; ``None`` where it has none."""
         self.grammar: GrammarState | None = None
         """``None`` until it is compiled, where ``params`` have one."""
+        self.submitted_s = submitted_s
+        """On the engine's clock."""
         self.started_s: float | None = None
         """On the engine's clock: when the first step with a part of its prompt began."""
         self.first_token_s = 0.0
@@ -217,6 +221,7 @@ class Sequence:
             prefill_ms=1000 * (self.first_token_s - self.started_s),
             decode_ms=1000 * (now_s - self.first_token_s),
             prefill_tokens=self.num_prompt_tokens - (self.num_cached_tokens or 0),
+            queue_ms=1000 * (self.started_s - self.submitted_s),
         )
 
     def move_to(self, state: SequenceState) -> None:

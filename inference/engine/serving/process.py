@@ -36,6 +36,7 @@ from inference.engine.load.load_engine import LoadedEngine, configure_threads, l
 from inference.engine.serving.channel import Channel
 from inference.engine.serving.messenger import Messenger
 from inference.engine.serving.output_batcher import STATS_INTERVAL_S, OutputBatcher
+from inference.engine.serving.request_log import logging_ends
 from inference.engine.serving.served import AnyEngine, Served
 from inference.engine.serving.watchdog import StepWatchdog, step_timeout_s
 from inference.environment import forget_secrets
@@ -168,7 +169,7 @@ def run(served: Served, messenger: Messenger) -> EngineExit:
 def serve(served: Served, messenger: Messenger, watchdog: StepWatchdog) -> None:
     """The engine thread's loop, until ``Shutdown``. Raises ``StepFault`` where the device is not
     sound."""
-    batcher, clock = OutputBatcher(messenger.send), time.monotonic
+    batcher, clock = OutputBatcher(logging_ends(messenger.send)), time.monotonic
     try:
         while _take_commands(served, messenger, batcher):
             if served.engine is not None:

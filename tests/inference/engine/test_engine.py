@@ -50,7 +50,7 @@ class CountingExecutor:
         )
         rows = schedule.sampled
         tokens = [STOP_ID if len(s.token_ids) == self.stop_at else len(s.token_ids) for s in rows]
-        failed = frozenset(i for i, s in enumerate(rows) if s.sequence_id in self.failing)
+        failed = {i: 1 for i, s in enumerate(rows) if s.sequence_id in self.failing}
         return Sampled(tokens, failed, {})
 
     def recover(self, error: Exception) -> StepFault:
@@ -125,7 +125,9 @@ def test_the_end_tells_how_long_the_engine_worked_on_it() -> None:
     harness.now_s += 7.0  # in the queue
     *before, last = harness.drain()
     assert isinstance(last, SequenceStep)
-    assert last.timing == SequenceTiming(prefill_ms=500.0, decode_ms=1000.0, prefill_tokens=4)
+    assert last.timing == SequenceTiming(
+        queue_ms=7000.0, prefill_ms=500.0, decode_ms=1000.0, prefill_tokens=4
+    )
     assert [step.timing for step in before if isinstance(step, SequenceStep)] == [None, None]
 
 

@@ -31,7 +31,7 @@ class TimedExecutor:
     def execute(self, schedule: Schedule) -> Sampled:
         self.now_s += schedule.num_prefill_tokens * 0.002
         self.now_s += DECODE_S if schedule.decodes else 0.0
-        return Sampled([1] * len(schedule.sampled), frozenset(), {})
+        return Sampled([1] * len(schedule.sampled), {}, {})
 
     def recover(self, error: Exception) -> StepFault:
         return recover(error, "cpu")

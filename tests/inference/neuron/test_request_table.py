@@ -18,6 +18,7 @@ from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
     SequenceStep,
+    SequenceTiming,
     SequenceUsage,
 )
 from inference.protocol.events import TERMINAL_EVENTS, Cancelled, Event, Failed, Finished, Usage
@@ -125,6 +126,47 @@ def _output(step: str, index: int = 0) -> SequenceStep | SequenceFailed | Sequen
             return SequenceFailed(sequence_id=sequence_id, code="engine_error", message="")
         case _:
             return SequenceCancelled(sequence_id=sequence_id)
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("finish", {"finished", "prompt=7", "completion=2", "queue_ms=12", "prefill_tokens=50"}),
+        ("engine_failed", {"engine_error", "prompt=7", "completion=1"}),
+        ("engine_cancelled", {"cancelled", "completion=1"}),
+    ],
+)
+def test_each_end_is_a_line_of_the_log(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, end: str, words: set[str]
+) -> None:
+    caplog.set_level("INFO", logger="inference.neuron.request_log")
+    now_s = iter([100.0, 100.25, 101.5])
+    table = RequestTable(UsageReportBook(), clock=lambda: next(now_s))
+    _running(table, _answer(tokenizer))
+    table.apply([_output("token")])
+    timing = SequenceTiming(queue_ms=12.0, prefill_ms=100.0, decode_ms=500.0, prefill_tokens=50)
+    last: dict[str, SequenceStep | SequenceFailed | SequenceCancelled] = {
+        "finish": SequenceStep(
+            sequence_id="r/0",
+            token_ids=[],
+            finish_reason="stop",
+            num_output_tokens=2,
+            timing=timing,
+        ),
+        "engine_failed": SequenceFailed(
+            sequence_id="r/0",
+            code="engine_error",
+            message="",
+            used=SequenceUsage(num_prompt_tokens=7, num_output_tokens=1),
+        ),
+        "engine_cancelled": SequenceCancelled(
+            sequence_id="r/0", used=SequenceUsage(num_prompt_tokens=7, num_output_tokens=1)
+        ),
+    }
+    table.apply([last[end]])
+    (line,) = caplog.messages
+    assert line.startswith("r model=m ")
+    assert words | {"first_token_ms=250", "ms=1500"} <= set(line.split())
 
 
 def test_a_cancel_before_the_engine_has_it_ends_it(

@@ -245,13 +245,16 @@ def test_temperatures_that_scores_cannot_be_divided_by_are_greedy(temperature: f
     params = {"temperature": temperature, "seed": 1}
     for sequence in (sequence_with(**params), sequence_with(**params, logit_bias={3: 1.0})):
         sampled = Sampler(VOCAB_SIZE).sample([sequence], logits)
-        assert (sampled.token_ids, sampled.failed) == ([VOCAB_SIZE - 1], frozenset())
+        assert (sampled.token_ids, sampled.failed) == ([VOCAB_SIZE - 1], {})
 
 
 def test_rows_that_are_not_numbers_fail_alone() -> None:
     logits = random_logits(3)
     logits[1, 5] = math.nan
+    logits[1, 7:9] = math.inf
     rows = [sequence_with(temperature=0.0), sequence_with(), sequence_with(top_logprobs=1)]
     sampled = Sampler(VOCAB_SIZE).sample(rows, logits)
-    assert sampled.failed == {1}
+    assert sampled.failed == {1: 3}
+    code, message = sampled.failure(1) or ("", "")
+    assert code == "numerical_error" and "3 logits are not finite" in message
     assert set(sampled.logprobs) == {2}

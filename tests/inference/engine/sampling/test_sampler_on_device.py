@@ -92,7 +92,7 @@ def test_what_is_no_number_fails_its_row_alone(waits: list[int]) -> None:
     ]
     sampler = Sampler(VOCAB_SIZE)
     sampled = sampler.sample(rows, logits)
-    assert sampled.failed == {1}
+    assert sampled.failed == {1: 1}
     assert [sampled.token_ids[0], sampled.token_ids[2]] == [4, 4]
     assert waits == [4]
 

@@ -66,7 +66,7 @@ class FakeDevice:
             first.token_ids = first.compute()
         sampled = step.schedule.sampled
         self.num_rows_in_vain += sum(s.state.value == "ended" for s in sampled)
-        return Sampled(list(step.token_ids), frozenset(), {})
+        return Sampled(list(step.token_ids), {}, {})
 
     def is_settled(self, sequence: Sequence) -> bool:
         return sequence.token_ids[0] % 2 == 0
