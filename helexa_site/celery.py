@@ -20,8 +20,9 @@ from typing import Any
 import django
 from celery import Celery, bootsteps
 from celery.beat import EmbeddedService, Scheduler
+from celery.exceptions import CPendingDeprecationWarning
 from celery.platforms import SecurityWarning
-from celery.signals import celeryd_init, setup_logging
+from celery.signals import celeryd_after_setup, celeryd_init, setup_logging
 from django.db import Error as DatabaseError
 from django.db import close_old_connections
 
@@ -126,6 +127,12 @@ def log_as_control(**_: Any) -> None:
     configure_logging("control")
 
 
+def ignore_pending_deprecations(**_: Any) -> None:
+    """The worker has just turned them on: each lost connection would tell of a change in Celery
+    6."""
+    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
+
+
 def ensure_secret_key(**_: Any) -> None:
     try:
         secret_key(CONFIG)
@@ -149,6 +156,7 @@ def ensure_schema(**_: Any) -> None:
 
 celeryd_init.connect(ensure_secret_key, weak=False)
 celeryd_init.connect(ensure_schema, weak=False)
+celeryd_after_setup.connect(ignore_pending_deprecations, weak=False)
 # Celery leaves its own way of logging where somebody answers this.
 setup_logging.connect(log_as_control, weak=False)
 

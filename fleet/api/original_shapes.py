@@ -48,7 +48,7 @@ def discovery(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
     described: dict[str, Any] = {
         "hostname": heartbeat.host.hostname,
         "os": heartbeat.host.os,
-        "kernel": heartbeat.host.os,
+        "kernel": heartbeat.host.kernel or "unknown",
         "devices": [
             {
                 "index": card.index,

@@ -1,9 +1,11 @@
 """What tells a request's conversation from others before anybody has tokenized it.
 
     model, whose cache ─▶ hash ─▶ … first user message ─▶ hint ─▶ … second ─▶ hint ─▶ … fourth ─▶ …
+                                  └ where it is long: its beginning ─▶ hint
 
 The first hint is shared by all turns of a conversation, so they go to the same replica. The further
-ones tell conversations apart that begin with the same words. Pure.
+ones tell conversations apart that begin with the same words: so do prompts of one long message that
+ask different things of the same text. Pure.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from inference.protocol.generation import (
 
 DIGEST_BYTES = 16
 FIRST_CHARACTERS = 1024
-"""How much of a prompt that is no chat makes its first hint; each further one takes four times as
-much."""
+"""How much of a prompt, or of a chat's first message, makes its first hint. Of one that is no chat
+each further one takes four times as much."""
 MAX_HINTS = 4
 
 
@@ -44,19 +46,33 @@ def routing_hint(request: Request, *, model: str, salt: str) -> RoutingHint:
 
 
 def _of_messages(running: hashlib.blake2b, messages: list[ChatMessage]) -> tuple[bytes, ...]:
-    """After the first, second, fourth … message of the user."""
+    """After the first, second, fourth … message of the user, and after the beginning of the first
+    one where that is longer."""
     hints: list[bytes] = []
-    num_of_user = 0
+    num_of_user, next_of_user = 0, 1
     for message in messages:
+        if message.role == "user" and not num_of_user and (start := _start(message)):
+            beginning = running.copy()
+            beginning.update(start)
+            hints.append(beginning.digest())
         running.update(_words(message))
         if message.role != "user":
             continue
         num_of_user += 1
-        if num_of_user == 2 ** len(hints):
+        if num_of_user == next_of_user:
+            next_of_user *= 2
             hints.append(running.copy().digest())
             if len(hints) == MAX_HINTS:
                 return tuple(hints)
     return tuple(hints) or (running.digest(),)
+
+
+def _start(message: ChatMessage) -> bytes:
+    """Of a long message; empty of others, and of one with images, which stand anywhere in it."""
+    content = message.content or ""
+    if len(content) <= FIRST_CHARACTERS or message.images:
+        return b""
+    return content[:FIRST_CHARACTERS].encode(errors="replace")
 
 
 def _words(message: ChatMessage) -> bytes:

@@ -12,6 +12,7 @@ import warnings
 from typing import Any
 
 from celery import Celery
+from celery.exceptions import CPendingDeprecationWarning
 from celery.platforms import SecurityWarning
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
@@ -84,7 +85,7 @@ def create_worker(app: Celery, *, name: str) -> Any:
     """``start()`` on the result serves until SIGTERM or SIGINT."""
     # Root in a container is ordinary, and messages are JSON: none can carry code.
     warnings.filterwarnings("ignore", category=SecurityWarning)
-    return app.Worker(
+    worker = app.Worker(
         hostname=f"neuron@{name}",
         pool="solo",
         concurrency=1,
@@ -95,3 +96,6 @@ def create_worker(app: Celery, *, name: str) -> Any:
         loglevel="WARNING",
         quiet=True,
     )
+    # The worker has just turned them on: each lost connection would tell of a change in Celery 6.
+    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
+    return worker

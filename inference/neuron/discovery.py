@@ -71,6 +71,7 @@ class Discovery:
         return HostInfo(
             hostname=socket.gethostname(),
             os=_os_name(),
+            kernel=f"{platform.system()} {platform.release()}",
             num_cores=_num_cores(),
             total_memory_bytes=memory.total_bytes,
             free_memory_bytes=memory.free_bytes,

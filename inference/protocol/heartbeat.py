@@ -75,6 +75,8 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_cores: int
     total_memory_bytes: int
     free_memory_bytes: int
+    kernel: str = ""
+    """Its release; empty from neurons of earlier versions."""
     problems: list[str] = []
     """Named faults found at start, for people: a driver/library mismatch, no permission …"""
 

@@ -54,6 +54,25 @@ def test_conversations_that_begin_alike_part_with_the_second_hint() -> None:
     assert one[1] != two[1]
 
 
+def test_prompts_of_one_long_message_share_its_beginning() -> None:
+    text = "words of a long document " * 100
+    one, two = hints("s", text + "What is it?"), hints("s", text + "Who wrote it?")
+    assert one[0] == two[0]
+    assert one[1] != two[1]
+    assert hints("other system", text)[0] != one[0]
+    assert hints("s", "Another " + text)[0] != one[0]
+    later = hints("s", text + "What is it?", "a text", "And who?")
+    assert later[: len(one)] == one
+
+
+def test_all_turns_of_a_long_conversation_share_the_first_hint() -> None:
+    turns = ["x" * 5000 + turn for turn in TURNS]
+    of_turns = [hints(*turns[:length]) for length in range(2, 40, 2)]
+    for shorter, longer in itertools.pairwise(of_turns):
+        assert longer[: len(shorter)] == shorter
+    assert len(of_turns[-1]) == MAX_HINTS
+
+
 @pytest.mark.parametrize("length", [0, 10, 5_000, 500_000])
 def test_texts_and_tokens(length: int) -> None:
     text = GenerationRequest(model="tiny", input=TextInput(texts=["x" * length]))
