@@ -16,9 +16,10 @@ from fleet.api import original_shapes as shapes
 from fleet.api.access import FleetView, body_of, problem_of, text_in
 from fleet.errors import FleetError, PlacementRefusedError, UnknownModelError
 from fleet.job_waiting import wait_for_job
-from fleet.lifecycles import LoadJobStatus
+from fleet.lifecycles import LEAVING_KINDS, LoadJobStatus
 from fleet.models import LoadJob
 from fleet.outdated import is_outdated
+from fleet.placement import Load, place
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus
 from inference.protocol.load import LoadFailure
 from metering.api.problems import ProblemError
@@ -69,7 +70,25 @@ class DiscoveryView(OriginalView):
 
 class HealthView(OriginalView):
     def get(self, request: Request, name: str) -> Response:
-        return Response(shapes.health(self.heartbeat(name)))
+        return Response(shapes.health(self.heartbeat(name), _expected(name)))
+
+
+def _expected(name: str) -> list[str]:
+    """The models that this neuron is to load: ordered already, or pinned and placed here once the
+    control looks. Raises ``SnapshotUnavailableError``."""
+    jobs = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
+    ordered = list(jobs.filter(neuron__name=name).values_list("model_name", flat=True))
+    catalogue = selectors.catalogue_by_name()
+    snapshot = live.read_snapshot_sync(live.redis_client())
+    pinned = [
+        entry.name
+        for entry in catalogue.values()
+        if entry.pinned
+        and entry.base is None
+        and isinstance(decision := place(entry, snapshot, catalogue=catalogue), Load)
+        and decision.neuron == name
+    ]
+    return list(dict.fromkeys([*ordered, *pinned]))
 
 
 class ModelsView(OriginalView):

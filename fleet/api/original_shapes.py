@@ -22,6 +22,7 @@ MIB = 1024**2
 HARNESS = "helexa"
 STATUSES = {ReplicaStatus.READY: "loaded", ReplicaStatus.RECOVERING: "recovering"}
 """Others are under way or gone: activation tells of them."""
+HAS_BEGUN = frozenset({ReplicaStatus.LOADING, ReplicaStatus.FAILED, *STATUSES})
 PREFLIGHT_KINDS = {
     "download_failed": "repo_fetch_failed",
     "missing_file": "empty_repo",
@@ -69,11 +70,15 @@ def discovery(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
     return described
 
 
-def health(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
+def health(heartbeat: NeuronHeartbeat, expected: Sequence[str] = ()) -> dict[str, Any]:
+    """``expected``: models that are to be loaded on it, and of which it may know nothing yet."""
+
     def names(*statuses: ReplicaStatus) -> list[str]:
         return [state.model for state in heartbeat.replicas if state.status in statuses]
 
     loading = names(ReplicaStatus.LOADING)
+    known = {state.model for state in heartbeat.replicas if state.status in HAS_BEGUN}
+    pending = [*loading[1:], *(name for name in expected if name not in known)]
     return {
         "uptime_secs": max(0, int(heartbeat.time_unix_s - heartbeat.started_unix_s)),
         "devices": [
@@ -87,8 +92,8 @@ def health(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
             for card in _cards(heartbeat)
         ],
         "activation": {
-            "state": "pre_warming" if loading else "ready",
-            "pending": loading[1:],
+            "state": "pre_warming" if loading or pending else "ready",
+            "pending": pending,
             "in_progress": loading[0] if loading else None,
             "completed": names(ReplicaStatus.READY, ReplicaStatus.RECOVERING),
             "failed": [

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from fleet import services
 from fleet.models import LoadJob
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadFailure
+from metering.actor import COMMAND
 from tests.fleet.api_support import Api, key_api, need_keys
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -27,6 +29,28 @@ def reader() -> Api:
 @pytest.fixture
 def writer() -> Api:
     return key_api("fleet:read", "fleet:write")
+
+
+def test_activation_is_ready_when_the_pinned_models_are(reader: Api, beat, build, sent) -> None:
+    """A model that is pinned and of which the neuron knows nothing yet is pending."""
+
+    def activation() -> dict[str, Any]:
+        found: dict[str, Any] = reader.get("neurons/beast/health")["activation"]
+        return found
+
+    services.catalogue_model_create(actor=COMMAND, name="idle", source="pypi:tiny")
+    beat(replicas=[])
+    assert activation()["state"] == "ready", "nobody asked for it"
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", pinned=True)
+    assert (activation()["state"], activation()["pending"]) == ("pre_warming", ["tiny"])
+    services.load_job_start(actor=COMMAND, model_name="idle", neuron_name="beast")
+    assert activation()["pending"] == ["idle", "tiny"]
+    beat(replicas=[build.replica(status=ReplicaStatus.LOADING)])
+    assert activation()["in_progress"] == "tiny"
+    assert activation()["pending"] == ["idle"]
+    ready = [build.replica(), build.replica(model="idle", job_id="another")]
+    beat(replicas=ready)
+    assert (activation()["state"], activation()["pending"]) == ("ready", [])
 
 
 def test_what_a_neuron_says_in_the_originals_shapes(reader: Api, model, beat, build) -> None:
