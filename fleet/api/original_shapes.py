@@ -8,6 +8,7 @@ from typing import Any
 
 from fleet.catalogue import CatalogueEntry
 from fleet.models import LoadJob
+from inference.protocol.capabilities import with_text
 from inference.protocol.heartbeat import (
     DeviceInfo,
     NeuronHeartbeat,
@@ -182,7 +183,7 @@ def _model(heartbeat: NeuronHeartbeat, state: ReplicaState) -> dict[str, Any]:
             int(index) for kind, _, index in map(_parts, state.devices) if kind == "cuda" and index
         ],
         "vram_used_mb": None if state.memory_bytes is None else state.memory_bytes // MIB,
-        "capabilities": list(state.capabilities),
+        "capabilities": list(with_text(state.capabilities)),
         "tool_call": "tool_call" in state.capabilities,
         "reasoning": "reasoning" in state.capabilities,
     }

@@ -18,7 +18,7 @@ from inference.gateway.consumers import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire import anthropic_errors, anthropic_models, openai_models
 from inference.wire.errors import ModelNotAllowedError
-from inference.wire.model_card import ModelCard, ModelPrices, ModelProgress
+from inference.wire.model_card import LOADED, ModelCard, ModelLocation, ModelPrices, ModelProgress
 
 BEST_FIRST = (
     ReplicaStatus.READY,
@@ -29,6 +29,7 @@ BEST_FIRST = (
     ReplicaStatus.FAILED,
 )
 UNLOADED = "unloaded"
+MIB = 1024**2
 OUTDATED = "outdated"
 
 
@@ -102,7 +103,9 @@ def model_card(
         status=status,
         status_reason=_reason(base, snapshot, replicas, status),
         progress=None if ready else _progress(replicas),
-        locations=tuple(replica.neuron for replica in ready),
+        locations=tuple(
+            _location(replica) for replica in replicas if replica.status is not ReplicaStatus.FAILED
+        ),
         feasible_on=_feasible_on(base, snapshot),
         # A request may land on any of them, so the least is what holds everywhere.
         context_tokens=min(limits, default=None),
@@ -124,6 +127,16 @@ def _status(
         return ReplicaStatus.READY.value if is_current else OUTDATED
     best = min((replica.status for replica in replicas), key=BEST_FIRST.index, default=None)
     return UNLOADED if best is None else best.value
+
+
+def _location(replica: ReplicaView) -> ModelLocation:
+    is_ready = replica.status is ReplicaStatus.READY
+    memory_bytes = replica.memory_bytes
+    return ModelLocation(
+        node=replica.neuron,
+        status=LOADED if is_ready else replica.status.value,
+        vram_estimate_mb=None if memory_bytes is None else memory_bytes // MIB,
+    )
 
 
 def _model_prices(entry: CatalogueEntry) -> ModelPrices | None:

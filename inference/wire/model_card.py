@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from inference.protocol.capabilities import with_text
 from inference.protocol.model_limit import ModelLimit, model_limit
 
 
@@ -37,10 +38,23 @@ class ModelProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLocation:
+    """A neuron that holds the model, in the original's fields. ``status`` is ``loaded``, or what
+    the replica does instead."""
+
+    node: str
+    status: str
+    vram_estimate_mb: int | None
+
+
+LOADED = "loaded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """``status`` is the best of its replicas', ``outdated`` where they serve what the catalogue no
     longer says, or ``unloaded``; ``status_reason`` says why it failed, or what is waited for.
-    ``locations`` are the neurons that hold it ready, ``feasible_on`` those that could serve it.
+    ``locations`` are the neurons that hold or load it, ``feasible_on`` those that could serve it.
     ``capabilities`` are what every ready replica can do; ``None``: none is ready."""
 
     id: str
@@ -48,7 +62,7 @@ class ModelCard:
     description: str
     aliases: tuple[str, ...]
     status: str
-    locations: tuple[str, ...]
+    locations: tuple[ModelLocation, ...]
     feasible_on: tuple[str, ...]
     context_tokens: int | None
     max_output_tokens: int | None = None
@@ -66,6 +80,17 @@ class ModelCard:
 
     def can(self, capability: str) -> bool | None:
         return None if self.capabilities is None else capability in self.capabilities
+
+    @property
+    def is_loaded(self) -> bool:
+        return any(location.status == LOADED for location in self.locations)
+
+    @property
+    def named_capabilities(self) -> tuple[str, ...] | None:
+        """With the original's ``text`` for what answers in words."""
+        if self.capabilities is None:
+            return None
+        return with_text(self.capabilities)
 
     @property
     def only_reads(self) -> bool:
@@ -92,8 +117,8 @@ def own_fields(card: ModelCard) -> dict[str, Any]:
         "sampling_defaults": dict(card.sampling),
         "tool_call": card.can("tool_call"),
         "reasoning": card.can("reasoning"),
-        "loaded": bool(card.locations),
-        "locations": card.locations,
+        "loaded": card.is_loaded,
+        "locations": [asdict(location) for location in card.locations],
         "feasible_on": card.feasible_on,
         "status": card.status,
         **({} if card.status_reason is None else {"status_reason": card.status_reason}),

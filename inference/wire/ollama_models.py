@@ -82,7 +82,7 @@ def ps_body(models: Sequence[OfferedModel]) -> bytes:
             "size_vram": None,
         }
         for model in models
-        if model.card.locations
+        if model.card.is_loaded
     ]
     return orjson.dumps({"models": loaded})
 

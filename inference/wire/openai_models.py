@@ -20,7 +20,7 @@ def model_object(card: ModelCard) -> dict[str, Any]:
         "max_input_tokens": None if card.limit is None else card.limit.input,
         "max_output_tokens": None if card.limit is None else card.limit.output,
         **own_fields(card),
-        "capabilities": card.capabilities,
+        "capabilities": card.named_capabilities,
     }
 
 

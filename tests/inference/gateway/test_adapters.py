@@ -39,5 +39,5 @@ async def test_an_adapter_is_listed_with_its_parent(
     base, adapter = (await client.get("/v1/models")).json["data"]
     assert "parent" not in base
     assert (adapter["id"], adapter["parent"]) == ("tiny-sql", "tiny")
-    assert (adapter["status"], adapter["locations"]) == ("ready", ["beast"])
+    assert (adapter["status"], adapter["locations"][0]["node"]) == ("ready", "beast")
     assert (await client.get("/v1/models/tiny-sql")).json == adapter

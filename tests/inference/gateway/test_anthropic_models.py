@@ -59,7 +59,7 @@ async def test_what_is_said_of_a_model(client: AsgiClient, neuron: FakeNeuron) -
     neuron.capabilities = ["chat", "tool_call"]
     await neuron.beat()
     (model,) = (await client.get("/v1/models")).json["data"]
-    assert model["capabilities"] == ["chat", "tool_call"]
+    assert model["capabilities"] == ["text", "chat", "tool_call"]
     assert (model["tool_call"], model["reasoning"]) == (True, False)
     neuron.status = None
     await neuron.beat()

@@ -45,7 +45,11 @@ def test_what_every_ready_replica_can_do() -> None:
     )
     card = model_card(ENTRY, snapshot)
     assert card.capabilities == ("chat", "reasoning")
-    assert card.locations == ("a", "b")
+    assert [(place.node, place.status) for place in card.locations] == [
+        ("a", "loaded"),
+        ("b", "loaded"),
+        ("c", "loading"),
+    ]
 
 
 def test_prices_are_the_catalogues() -> None:
@@ -80,12 +84,15 @@ def test_a_model_is_outdated_where_all_that_is_ready_is(digests: list[str], stat
     )
     card = model_card(ENTRY, snapshot)
     assert card.status == status
-    assert card.locations == tuple(names[: len(digests)])
+    assert [place.node for place in card.locations] == list(names[: len(digests)])
 
 
 def test_nothing_is_known_before_one_is_ready() -> None:
     card = model_card(ENTRY, FleetSnapshot(neurons=(neuron("a", status=ReplicaStatus.LOADING),)))
     assert card.capabilities is None and card.status == "loading"
+    (place,) = own_fields(card)["locations"]
+    assert place == {"node": "a", "status": "loading", "vram_estimate_mb": None}
+    assert own_fields(card)["loaded"] is False
 
 
 def state(status: ReplicaStatus, **changes: Any) -> FleetSnapshot:

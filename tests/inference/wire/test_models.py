@@ -12,7 +12,7 @@ from anthropic.types import ModelInfo
 from inference.wire import anthropic_models, openai_models
 from inference.wire.anthropic_models import PageRequest
 from inference.wire.errors import InvalidRequestError
-from inference.wire.model_card import ModelCard, ModelPrices
+from inference.wire.model_card import ModelCard, ModelLocation, ModelPrices
 
 CARD = ModelCard(
     id="tiny",
@@ -20,7 +20,7 @@ CARD = ModelCard(
     description="A small one.",
     aliases=("claude-haiku",),
     status="ready",
-    locations=("beast",),
+    locations=(ModelLocation(node="beast", status="loaded", vram_estimate_mb=None),),
     feasible_on=("beast",),
     context_tokens=8192,
     capabilities=("chat", "completions", "structured_output", "tool_call"),
@@ -96,7 +96,7 @@ def test_prices_are_exact_decimals(micro_usd: int, shown: str) -> None:
 
 def test_what_it_can_do() -> None:
     loaded, unloaded = openai_shape(CARD), openai_shape(UNLOADED)
-    assert loaded["capabilities"] == list(CARD.capabilities or ())
+    assert loaded["capabilities"] == ["text", *(CARD.capabilities or ())]
     assert (loaded["tool_call"], loaded["reasoning"], loaded["loaded"]) == (True, False, True)
     assert (unloaded["capabilities"], unloaded["tool_call"], unloaded["reasoning"]) == (None,) * 3
     assert (unloaded["loaded"], unloaded["status"]) == (False, "unloaded")

@@ -27,7 +27,7 @@ from inference.protocol.generation import ChatInput
 from inference.wire import ollama_chat, ollama_embed, ollama_errors, ollama_generate, ollama_models
 from inference.wire.errors import ApiError, RequestFailedError
 from inference.wire.fields import Field
-from inference.wire.model_card import ModelCard
+from inference.wire.model_card import ModelCard, ModelLocation
 from inference.wire.ollama_fields import OPTION_FIELDS
 from inference.wire.ollama_messages import MESSAGE_FIELDS
 from inference.wire.ollama_models import OfferedModel
@@ -178,7 +178,7 @@ CARD = ModelCard(
     description="",
     aliases=("gpt-4o",),
     status="ready",
-    locations=("beast",),
+    locations=(ModelLocation(node="beast", status="loaded", vram_estimate_mb=None),),
     feasible_on=("beast",),
     context_tokens=8192,
     capabilities=("chat", "tool_call", "reasoning"),

@@ -141,6 +141,8 @@ def test_a_build_is_its_commit_or_its_version(version: dict[str, Any], build: st
 def test_places_are_told_in_two_shapes() -> None:
     told = {"locations": [{"node": "benjy", "status": "loaded"}, {"node": "beast"}]}
     assert probing.other_places(told, "beast") == ["benjy"]
+    loading = {"locations": [{"node": "benjy", "status": "loading"}]}
+    assert probing.other_places(loading, "beast") == []
     assert probing.other_places({"locations": ["beast", "benjy"]}, "beast") == ["benjy"]
     assert probing.other_places(None, "beast") == []
 
