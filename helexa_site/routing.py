@@ -103,6 +103,7 @@ def build_application(
     started and stopped with a server that speaks ASGI's lifespan. ``resumes_batches``: of earlier
     lives; else they are looked for once there is a new one."""
     store = ResponseStore(
+        gateway,
         max_responses=gateway.config.max_stored_responses,
         max_bytes=gateway.config.max_stored_response_bytes,
     )

@@ -14,8 +14,8 @@ MAX_ID_CHARS = 64
 
 
 class StoredResponse(models.Model):
-    """While a background response is being worked on its gateway renews ``lease_until``; one whose
-    lease has run out belongs to a gateway that is gone, and reads as failed."""
+    """While a background response is being worked on its gateway renews ``lease_until``. One whose
+    lease has run out is lost where that gateway is gone, and reads as failed."""
 
     id = models.CharField(max_length=MAX_ID_CHARS, primary_key=True)
     account = models.CharField(
@@ -37,6 +37,13 @@ class StoredResponse(models.Model):
     input_items_json = models.TextField()
     created_at = models.DateTimeField(db_index=True)
     lease_until = models.DateTimeField(null=True, blank=True)
+    gateway_id = models.CharField(
+        max_length=32,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Of the gateway that works on it.",
+    )
     last_event_number = models.PositiveIntegerField(
         null=True, blank=True, help_text="Of its stream's closing event, where it is known."
     )

@@ -28,7 +28,8 @@ class ResponseRecord:
     """``response`` and ``input_items`` are what the API shows of it; ``previous_id`` is the
     response it continues, which may have been deleted since. Only its ``account`` finds it.
     ``last_event_number``: of the closing event of its stream, once it has ended; ``None`` where
-    that is not known."""
+    that is not known. ``presumed_lost_by``: the id of the gateway whose lease on it has run out;
+    such a response reads as failed."""
 
     account: str
     response: dict[str, Any]
@@ -36,6 +37,7 @@ class ResponseRecord:
     previous_id: str | None
     background: bool
     last_event_number: int | None = None
+    presumed_lost_by: str | None = None
 
     @property
     def id(self) -> str:

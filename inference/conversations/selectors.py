@@ -48,12 +48,15 @@ ORDER BY chain.place
 GATEWAY_LOST = "The gateway that worked on this response went away."
 
 
-def response_find(response_id: str, *, account: str) -> ResponseRecord | None:
-    """``None`` for an id that is not this account's."""
+def response_find(
+    response_id: str, *, account: str, alive_gateway: str | None = None
+) -> ResponseRecord | None:
+    """``None`` for an id that is not this account's. A response of ``alive_gateway`` is not lost,
+    even where its lease has run out because the database was away."""
     if not is_response_id(response_id):
         return None
     row = StoredResponse.objects.filter(pk=response_id, account=account).first()
-    return None if row is None else _record(row, timezone.now())
+    return None if row is None else _record(row, timezone.now(), alive_gateway)
 
 
 def history_items(response_id: str, *, account: str) -> list[dict[str, Any]]:
@@ -105,13 +108,17 @@ def account_usage(account: str, using: str = "default") -> Used:
     return Used(number=row["number"], size_bytes=int(row["size_bytes"] or 0))
 
 
-def _record(row: StoredResponse, now: datetime) -> ResponseRecord:
-    response = orjson.loads(row.response_json)
-    if row.status in ACTIVE and row.lease_until is not None and row.lease_until < now:
-        response |= {
-            "status": "failed",
-            "error": {"code": "server_error", "message": GATEWAY_LOST},
-        }
+def lost_response(response_json: str) -> dict[str, Any]:
+    """What is shown of a response whose gateway is gone."""
+    error = {"code": "server_error", "message": GATEWAY_LOST}
+    response: dict[str, Any] = orjson.loads(response_json)
+    return response | {"status": "failed", "error": error}
+
+
+def _record(row: StoredResponse, now: datetime, alive_gateway: str | None = None) -> ResponseRecord:
+    has_lapsed = row.status in ACTIVE and row.lease_until is not None and row.lease_until < now
+    is_lost = has_lapsed and (alive_gateway is None or row.gateway_id != alive_gateway)
+    response = lost_response(row.response_json) if is_lost else orjson.loads(row.response_json)
     return ResponseRecord(
         account=row.account,
         response=response,
@@ -119,4 +126,5 @@ def _record(row: StoredResponse, now: datetime) -> ResponseRecord:
         previous_id=row.previous_id or None,
         background=row.background,
         last_event_number=row.last_event_number,
+        presumed_lost_by=row.gateway_id if is_lost else None,
     )

@@ -8,11 +8,12 @@ from typing import Any
 
 import orjson
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from inference.conversations.models import StoredResponse
 from inference.conversations.records import ACTIVE, ResponseRecord, is_response_id
-from inference.conversations.selectors import account_usage
+from inference.conversations.selectors import account_usage, lost_response
 from inference.quotas import Quota, quota_locked
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create
@@ -22,7 +23,9 @@ LEASE_S = 30.0
 FORGET_BATCH = 500
 
 
-def response_save(*, record: ResponseRecord, quota: Quota, using: str = "default") -> int:
+def response_save(
+    *, record: ResponseRecord, quota: Quota, gateway_id: str = "", using: str = "default"
+) -> int:
     """A response that is new here; an active one is leased to the caller's gateway. Returns how
     many bytes it takes. Raises ``QuotaFullError`` where the account keeps as many as it may."""
     response_json, input_items_json = _json(record.response), _json(record.input_items)
@@ -41,6 +44,7 @@ def response_save(*, record: ResponseRecord, quota: Quota, using: str = "default
             input_items_json=input_items_json,
             created_at=datetime.fromtimestamp(record.response["created_at"], UTC),
             lease_until=_lease_end() if record.status in ACTIVE else None,
+            gateway_id=gateway_id,
             last_event_number=record.last_event_number,
         )
     return size_bytes
@@ -67,12 +71,36 @@ def response_progress(*, response: dict[str, Any], last_event_number: int | None
     return changed == 1
 
 
-def response_cancel(*, response_id: str, account: str) -> bool:
-    """``False``: it had ended already, its gateway is gone, or it is not this account's."""
+def response_lost(*, response_id: str) -> bool:
+    """Ends a response whose gateway is gone, for good: that gateway, should it only have stood
+    still, stops its run. ``False``: it has ended or its lease was renewed meanwhile."""
+    lapsed = StoredResponse.objects.filter(
+        pk=response_id, status__in=ACTIVE, lease_until__lt=timezone.now()
+    )
+    row = lapsed.first()
+    if row is None:
+        return False
+    response_json = _json(lost_response(row.response_json))
+    num_more_bytes = len(response_json.encode()) - len(row.response_json.encode())
+    ended = lapsed.filter(response_json=row.response_json).update(
+        status="failed",
+        response_json=response_json,
+        size_bytes=row.size_bytes + num_more_bytes,
+        lease_until=None,
+    )
+    return ended == 1
+
+
+def response_cancel(*, response_id: str, account: str, alive_gateway: str | None = None) -> bool:
+    """``False``: it had ended already, its gateway is gone, or it is not this account's.
+    ``alive_gateway``: as in ``response_find``."""
     if not is_response_id(response_id):
         return False
+    worked_on = Q(lease_until__gte=timezone.now())
+    if alive_gateway is not None:
+        worked_on |= Q(gateway_id=alive_gateway)
     row = StoredResponse.objects.filter(
-        pk=response_id, account=account, status__in=ACTIVE, lease_until__gte=timezone.now()
+        worked_on, pk=response_id, account=account, status__in=ACTIVE
     ).first()
     if row is None:
         return False

@@ -11,6 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from itertools import chain, repeat
+from typing import Any
 
 from inference.gateway.call import CANCELLED, FINISHED, Call
 from inference.gateway.frame_log import FrameLog
@@ -131,10 +134,20 @@ class BackgroundRun:
         self.call.fail(error)
         self.log.put(self._encoder.failed(error))
         assert self._encoder.response is not None, "the encoder has opened"
+        response, number = self._encoder.response, self._encoder.next_number - 1
         try:
-            await self._store.progress(self._encoder.response, self._encoder.next_number - 1)
+            await self._store.progress(response, number)
         except ServiceUnavailableError:
-            logger.error("response %s failed (%s) and cannot say so", self.id, error.code)
+            logger.error("response %s failed (%s), which is not stored yet", self.id, error.code)
+            self._gateway.spawn(self._store_failure(response, number))
+
+    async def _store_failure(self, response: dict[str, Any], number: int) -> None:
+        """Until the database takes it: while this gateway lives nobody else says that it failed."""
+        for pause_s in chain(SAVE_AGAIN_AFTER_S, repeat(SAVE_AGAIN_AFTER_S[-1])):
+            await asyncio.sleep(pause_s)
+            with suppress(ServiceUnavailableError):
+                await self._store.progress(response, number)
+                return
 
 
 class BackgroundRuns:

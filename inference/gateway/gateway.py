@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+import redis
 from django.conf import settings
 
 from helexa_site.config import Config
@@ -53,7 +54,7 @@ from inference.gateway.tally import Tally
 from inference.gateway.waiting_teller import WaitingTeller
 from inference.protocol.generation import Submit
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.keys import WAITING_INTERVAL_S
+from inference.protocol.keys import WAITING_INTERVAL_S, gateway_alive_key
 from inference.supervised_threads import SupervisedPool
 from inference.wire.errors import ApiError
 from inference.wire.images import ImageFile
@@ -199,6 +200,15 @@ class Gateway:
             principal=principal,
             tell=self.outcomes.tell,
         )
+
+    async def is_gateway_alive(self, gateway_id: str) -> bool:
+        """``True`` also where Redis does not answer: nobody is presumed dead for that."""
+        if gateway_id == self.gateway_id:
+            return True
+        try:
+            return bool(gateway_id and await self._redis.exists(gateway_alive_key(gateway_id)))
+        except (redis.RedisError, OSError):
+            return True
 
     async def is_ready(self, model: str) -> bool:
         """Whether a request for it needs no load. Raises ``ServiceUnavailableError``."""

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from inference.conversations import selectors, services
 from inference.conversations.errors import (
@@ -51,12 +51,23 @@ class _Kept:
     size_bytes: int
 
 
+class Presence(Protocol):
+    """Which gateways are there: ``inference.gateway.gateway``, by Redis."""
+
+    gateway_id: str
+
+    async def is_gateway_alive(self, gateway_id: str) -> bool:
+        """``True`` also where nobody knows."""
+        ...
+
+
 class ResponseStore:
     """Each method raises 503 database_unavailable when the database is away. A response is found
     by its own account only; to others it is not there."""
 
-    def __init__(self, *, max_responses: int, max_bytes: int) -> None:
+    def __init__(self, presence: Presence, *, max_responses: int, max_bytes: int) -> None:
         """The most that one account may keep."""
+        self._presence = presence
         self._database = DatabaseThreads("responses")
         self._max_bytes = max_bytes
         # Room for one byte: a response whose bytes pass the rest is kept, the next one is not.
@@ -84,9 +95,24 @@ class ResponseStore:
         )
 
     async def find(self, response_id: str, principal: Principal) -> ResponseRecord:
-        """Raises ``ResponseNotFoundError``."""
+        """What its gateway no longer works on has failed, and stays so. Raises
+        ``ResponseNotFoundError``."""
+        record = await self._read(response_id, principal)
+        gateway_id = record.presumed_lost_by
+        if gateway_id is None:
+            return record
+        if await self._presence.is_gateway_alive(gateway_id):
+            return await self._read(response_id, principal, gateway_id)
+        await self._database.query(lambda: services.response_lost(response_id=response_id))
+        return await self._read(response_id, principal)
+
+    async def _read(
+        self, response_id: str, principal: Principal, alive_gateway: str | None = None
+    ) -> ResponseRecord:
         record = await self._database.query(
-            lambda: selectors.response_find(response_id, account=principal.account)
+            lambda: selectors.response_find(
+                response_id, account=principal.account, alive_gateway=alive_gateway
+            )
         )
         if record is None:
             raise ResponseNotFoundError(response_id)
@@ -113,7 +139,9 @@ class ResponseStore:
         """Raises ``InsufficientQuotaError`` where others have taken the room meanwhile."""
         try:
             size_bytes = await self._database.query(
-                lambda: services.response_save(record=record, quota=self._quota)
+                lambda: services.response_save(
+                    record=record, quota=self._quota, gateway_id=self._presence.gateway_id
+                )
             )
         except QuotaFullError as error:
             raise self._full(record.account, error.used) from error
@@ -139,8 +167,14 @@ class ResponseStore:
         )
 
     async def cancel(self, response_id: str, principal: Principal) -> None:
+        """Once it was found: what is lost has failed since."""
+        record = await self._read(response_id, principal)
         await self._database.query(
-            lambda: services.response_cancel(response_id=response_id, account=principal.account)
+            lambda: services.response_cancel(
+                response_id=response_id,
+                account=principal.account,
+                alive_gateway=record.presumed_lost_by,
+            )
         )
 
     async def delete(self, response_id: str, principal: Principal) -> None:

@@ -76,6 +76,7 @@ WITHOUT_AN_ACTOR = {
     "inference.conversations.services.response_cancel": "a client's request",
     "inference.conversations.services.response_delete": "a client's request",
     "inference.conversations.services.leases_renew": "a gateway's lease",
+    "inference.conversations.services.response_lost": "follows from a gateway that is gone",
 }
 
 

@@ -263,7 +263,7 @@ def test_every_endpoint_has_its_row(gateway: Gateway, tmp_path: Path) -> None:
     batches = BatchStore(FileStore(tmp_path), max_files=1, max_bytes=1, max_open_batches=1)
     routes = [
         *batch_routes(gateway, batches, BatchWorker(gateway, batches)),
-        *api_routes(gateway, ResponseStore(max_responses=1, max_bytes=1)),
+        *api_routes(gateway, ResponseStore(gateway, max_responses=1, max_bytes=1)),
     ]
     assert {route.pattern.regex.pattern for route in routes} == ROWS.keys()
 

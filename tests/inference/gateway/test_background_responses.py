@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+import redis
 from django.db import OperationalError
 
 from inference.conversations import selectors, services
@@ -15,6 +16,7 @@ from inference.conversations.models import StoredResponse
 from inference.gateway import background, frame_log, response_store, stored_responses
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
+from inference.protocol.keys import gateway_alive_key
 from inference.wire import openai_responses
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless
@@ -247,6 +249,7 @@ async def test_what_a_dead_gateway_left_has_failed(
     neuron.script = endless
     made = (await client.post(RESPONSES, ask(background=True))).json["id"]
     await until_status(kept, made, "failed")
+    await kept.query(lambda: StoredResponse.objects.update(gateway_id="dead"))
     for answer in (
         await client.get(f"{RESPONSES}/{made}"),
         await client.post(f"{RESPONSES}/{made}/cancel"),
@@ -332,7 +335,7 @@ async def test_a_run_that_is_cancelled_before_it_begins_lets_its_watcher_go(
 ) -> None:
     gateway.ensure_started()
     runs = background.BackgroundRuns(
-        gateway, response_store.ResponseStore(max_responses=9, max_bytes=9)
+        gateway, response_store.ResponseStore(gateway, max_responses=9, max_bytes=9)
     )
     request = openai_responses.parse(json.dumps(ask(background=True)).encode())
     encoder = request.stream_encoder(request_id="r", clock=lambda: 1)
@@ -344,3 +347,82 @@ async def test_a_run_that_is_cancelled_before_it_begins_lets_its_watcher_go(
     runs.cancel("resp_r")
     assert await asyncio.wait_for(watch.take(), 60) == (b"", True)
     assert len(runs) == 0
+
+
+async def test_a_gateway_that_lives_has_not_lost_its_responses(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    kept: DatabaseThreads,
+    redis_db: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its lease runs out while the database is away for 35 s. It was shown as failed, and completed
+    later; a poller had given up."""
+    monkeypatch.setattr(services, "LEASE_S", -1.0)
+    monkeypatch.setattr(background, "WATCH_INTERVAL_S", 60.0)
+    gate = asyncio.Event()
+    neuron.script = gated(gate)
+    made = (await client.post(RESPONSES, ask(background=True))).json["id"]
+    path = f"{RESPONSES}/{made}"
+
+    async def status() -> str:
+        return str((await client.get(path)).json["status"])
+
+    async with asyncio.timeout(60):
+        while await status() != "in_progress":
+            await asyncio.sleep(0.01)
+    # So it is seen from another gateway, too.
+    await kept.query(lambda: StoredResponse.objects.update(gateway_id="other"))
+    redis_db.set(gateway_alive_key("other"), b"1")
+    assert await status() == "in_progress"
+    gate.set()
+    await until_status(kept, made, "completed")
+    assert await status() == "completed"
+
+
+async def test_what_was_said_to_have_failed_never_completes(
+    client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gateway stood still, and goes on."""
+    monkeypatch.setattr(services, "LEASE_S", -1.0)
+    monkeypatch.setattr(background, "WATCH_INTERVAL_S", 60.0)
+    gate = asyncio.Event()
+    neuron.script = gated(gate)
+    made = (await client.post(RESPONSES, ask(background=True))).json["id"]
+    await neuron.submitted.get()
+    await kept.query(lambda: StoredResponse.objects.update(gateway_id="stopped"))
+    failed = (await client.get(f"{RESPONSES}/{made}")).json
+    assert failed["status"] == "failed"
+    gate.set()
+    await until(lambda: neuron.submitted.empty())
+    watched = events(await client.get(f"{RESPONSES}/{made}", query="stream=true"))
+    assert watched[-1]["type"] != "response.completed"
+    assert (await client.get(f"{RESPONSES}/{made}")).json == failed
+    row = await kept.query(StoredResponse.objects.get)
+    assert (row.status, row.lease_until) == ("failed", None)
+
+
+async def test_a_failure_is_stored_once_the_database_is_back(
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch, kept: DatabaseThreads
+) -> None:
+    monkeypatch.setattr(background, "SAVE_AGAIN_AFTER_S", (0.01,))
+    neuron.script = breaks
+    tried = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    num_tried = 0
+    working = services.response_progress
+
+    def away(**_named: Any) -> Any:
+        nonlocal num_tried
+        num_tried += 1
+        if num_tried == 5:
+            loop.call_soon_threadsafe(tried.set)
+        raise OperationalError("gone")
+
+    monkeypatch.setattr(services, "response_progress", away)
+    made = (await client.post(RESPONSES, ask(background=True))).json["id"]
+    await asyncio.wait_for(tried.wait(), 60)
+    monkeypatch.setattr(services, "response_progress", working)
+    await until_status(kept, made, "failed")
+    stored = (await client.get(f"{RESPONSES}/{made}")).json
+    assert stored["error"]["message"] == "The engine crashed."
