@@ -25,6 +25,7 @@ from helexa_site.bootstrap.console import complain, say, say_line
 from helexa_site.bootstrap.environment import default_data_dir, ensure_environment
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
+from helexa_site.bootstrap.offline_help import HELP_FLAGS, asks_for_help, offline_help
 from helexa_site.program import Installation, installation, neuron_program, program
 from inference.build import this_build, version_object
 from inference.descriptors import raise_descriptor_limit
@@ -162,6 +163,9 @@ def _test(arguments: list[str]) -> int:
             "the tests are not installed: run them in a checkout of helexa's repository, with "
             "`python3 manage.py test`"
         )
+    if HELP_FLAGS & {*arguments}:
+        sys.stdout.write(f"usage: {program()} test [ARGS]\n\nRun the tests; ARGS go to pytest.\n")
+        return SUCCESS
     ensure_environment(TEST_REQUIREMENTS)
     from helexa_site.bootstrap.suite import run_suite
 
@@ -207,12 +211,15 @@ def _doctor(arguments: list[str]) -> int:
 
 
 def _django(arguments: list[str]) -> int:
-    if importlib.util.find_spec("django") is None:
-        ensure_environment(REQUIREMENTS)
     if set(arguments) in HELP_WORDS:
         # Not by say_line, which keeps what it prints on one line.
         sys.stdout.write(OVERVIEW.format(program=program()) + "\n")
         sys.stdout.flush()
+    if importlib.util.find_spec("django") is None:
+        if asks_for_help(arguments):
+            sys.stdout.write(offline_help(arguments))
+            return SUCCESS
+        ensure_environment(REQUIREMENTS)
     if arguments[:1] == ["gateway"]:
         # Which names it answers to follows from this, in settings that Django reads before it
         # reads a command's flags.

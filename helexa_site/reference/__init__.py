@@ -1,0 +1,1 @@
+"""Pages of docs/ that are generated from the code: every command, and every noun's doors."""

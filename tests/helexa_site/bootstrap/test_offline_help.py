@@ -1,0 +1,72 @@
+"""Help before the environment exists, and the page of the docs that it prints from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helexa_site.bootstrap import commands
+from helexa_site.bootstrap.offline_help import offline_help
+from helexa_site.reference import commands_page
+
+
+def test_the_page_of_commands_is_current() -> None:
+    """Write it again with ``python -m helexa_site.reference``."""
+    assert commands_page.PAGE.read_text() == commands_page.page()
+
+
+def test_every_command_of_ours_has_its_help() -> None:
+    for name, parser in commands_page.parsers():
+        for words, _ in commands_page.leaves(name, parser):
+            assert offline_help([*words.split(), "--help"]).startswith(f"usage: manage.py {words}")
+
+
+@pytest.mark.parametrize(
+    ("words", "shown", "not_shown"),
+    [
+        ("models --help", "usage: manage.py models change MODEL", "manage.py keys"),
+        ("models change -h", "--set SETTING=VALUE", "manage.py models add"),
+        ("help keys revoke", "usage: manage.py keys revoke PREFIX", "keys list"),
+        ("shell --help", "commands: accounts, aliases", "--json"),
+        ("help", "usage: manage.py COMMAND", "--json"),
+    ],
+)
+def test_the_help_of_a_command(words: str, shown: str, not_shown: str) -> None:
+    text = offline_help(words.split())
+    assert shown in text
+    assert not_shown not in text
+
+
+def test_without_the_docs_there_is_a_usage_line(tmp_path: Path) -> None:
+    assert "usage: manage.py COMMAND" in offline_help(["models", "--help"], tmp_path / "none.md")
+
+
+@pytest.mark.parametrize("words", [["models", "--help"], ["--help"], ["test", "--help"]])
+def test_help_builds_nothing(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build(_requirements: str) -> None:
+        raise AssertionError("it builds the environment")
+
+    monkeypatch.setattr(commands, "ensure_environment", build)
+    monkeypatch.setattr(commands.importlib.util, "find_spec", lambda _name: None)
+    assert commands.run(words) == 0
+    assert "usage: manage.py" in capsys.readouterr().out
+
+
+def test_a_python_without_packages_has_it() -> None:
+    script = "import sys; sys.path.insert(0, sys.argv[1]); " + (
+        "from helexa_site.bootstrap.offline_help import offline_help; "
+        "print(offline_help(['keys', 'show', '--help']))"
+    )
+    root = str(commands_page.REPOSITORY_DIR)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script, root],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.startswith("usage: manage.py keys show PREFIX"), done.stderr
