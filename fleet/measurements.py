@@ -33,6 +33,8 @@ class MeasuredLoad:
     """What one token's keys and values take over all layers; 0 for a model without KV."""
     memory_correction_bytes: int
     """What an estimate from the files falls short by."""
+    load_s: float | None = None
+    """From its engine's start until it was loaded; ``None`` where nobody measured."""
     prefill_speed: PrefillSpeed | None
     """Average over the requests since; ``None`` where there were none."""
 

@@ -66,6 +66,8 @@ class ReplicaView:
     prefill_tokens_per_s: float = 0.0
     last_forward_age_s: float | None = None
     """``None``: no forward pass yet."""
+    engine_age_s: float | None = None
+    """Since the engine of its load under way was started."""
     progress: LoadProgress | None = None
     report: LoadReport | None = None
     capabilities: tuple[Capability, ...] = ()
@@ -256,6 +258,7 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
         status_age_s=max(0.0, heartbeat.time_unix_s - state.since_unix_s),
         num_restarts=state.num_restarts,
         num_failed_loads=state.num_failed_loads,
+        engine_age_s=_age_s(heartbeat, state.engine_since_unix_s),
         progress=state.progress,
         report=state.report,
         capabilities=tuple(state.capabilities),

@@ -170,7 +170,12 @@ class LoadJobShape(RowShape):
     model = serializers.CharField(source="model_name")
     neuron = serializers.CharField(source="neuron.name")
     progress_fraction = serializers.FloatField(allow_null=True, help_text="0 to 1.")
-    eta_s = serializers.FloatField(allow_null=True)
+    share = serializers.FloatField(
+        allow_null=True, help_text="Of the whole load, by the last one there. 0 to 1."
+    )
+    eta_s = serializers.FloatField(
+        allow_null=True, help_text="Seconds left, by the last load there, else by its rate."
+    )
 
     class Meta:
         model = LoadJob
@@ -192,6 +197,7 @@ class LoadJobShape(RowShape):
             "progress_unit",
             "progress_detail",
             "progress_fraction",
+            "share",
             "eta_s",
             "failure_code",
             "failure_message",

@@ -41,6 +41,11 @@ class CatalogueEntry(CatalogueSettings):
             return self.weight_bytes + (self.kv_memory_bytes or 0)
         return None if self.vram_mb is None else self.vram_mb * MIB
 
+    def last_load_s(self, neuron: str) -> float | None:
+        """How long the last load there took; ``None`` where there was none."""
+        found = (load.load_s for load in self.measured_loads if load.neuron == neuron)
+        return next(found, None)
+
     def load_spec(self, *, job_id: str, neuron: str) -> LoadSpec:
         """``neuron`` is where it is going: what is known of its loads goes along. What is not set
         is as the spec has it."""

@@ -7,10 +7,10 @@ import uuid
 from django.db import models
 
 from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
+from fleet.load_estimates import NO_ESTIMATE, LoadEstimate, load_estimate
 from fleet.models.catalogue import CatalogueModel
 from fleet.models.job import ACTIVE, Job, status_constraints
 from fleet.models.neuron import Neuron
-from fleet.snapshot import remaining_s
 from inference.protocol.load import LoadStage
 
 LEAVING = models.Q(kind__in=LEAVING_KINDS)
@@ -56,6 +56,12 @@ class LoadJob(Job):
         max_length=16, blank=True, choices=[(stage.value, stage.value) for stage in LoadStage]
     )
     stage_started_at = models.DateTimeField(null=True, blank=True)
+    engine_started_at = models.DateTimeField(
+        null=True, blank=True, help_text="When its engine started, after downloads and its turn."
+    )
+    expected_load_s = models.FloatField(
+        null=True, blank=True, help_text="What the last load of the model on that neuron took."
+    )
     progress_done = models.PositiveBigIntegerField(default=0)
     progress_total = models.PositiveBigIntegerField(default=0, help_text="0 while unknown.")
     progress_unit = models.CharField(max_length=16, blank=True)
@@ -93,9 +99,25 @@ class LoadJob(Job):
         return self.progress_done / self.progress_total if self.progress_total else None
 
     @property
-    def eta_s(self) -> float | None:
-        """Seconds the present stage still takes by its rate so far; ``None`` when unknown."""
+    def estimate(self) -> LoadEstimate:
+        """Of the whole load, by the last one there, else of its stage by its rate."""
         if not self.is_active or self.stage_started_at is None or self.reported_at is None:
-            return None
-        elapsed_s = (self.reported_at - self.stage_started_at).total_seconds()
-        return remaining_s(elapsed_s, self.progress_done, self.progress_total)
+            return NO_ESTIMATE
+        began_at, now = self.engine_started_at, self.reported_at
+        return load_estimate(
+            stage=self.stage,
+            done=self.progress_done,
+            total=self.progress_total,
+            stage_elapsed_s=(now - self.stage_started_at).total_seconds(),
+            engine_elapsed_s=None if began_at is None else (now - began_at).total_seconds(),
+            last_load_s=self.expected_load_s,
+        )
+
+    @property
+    def share(self) -> float | None:
+        return self.estimate.share
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds that it still takes; ``None`` when unknown."""
+        return self.estimate.left_s

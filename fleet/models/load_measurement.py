@@ -25,6 +25,9 @@ class LoadMeasurement(models.Model):
     memory_correction_bytes = models.BigIntegerField(
         help_text="What the estimate from the files fell short by; below 0 where it was too high."
     )
+    load_s = models.FloatField(
+        null=True, help_text="Seconds from its engine's start until it was loaded."
+    )
     prefill_token_s = models.FloatField(
         null=True, help_text="Average over requests; empty where there were none yet."
     )
@@ -67,5 +70,6 @@ class LoadMeasurement(models.Model):
             process_bytes=self.process_bytes,
             kv_token_bytes=self.kv_token_bytes,
             memory_correction_bytes=self.memory_correction_bytes,
+            load_s=self.load_s,
             prefill_speed=self.prefill_speed,
         )

@@ -35,8 +35,17 @@ class Wait:
     model: str
     reason: str
     eta_s: float | None = None
+    share: float | None = None
+    """Of the load that is waited for, 0 to 1; None when unknown."""
     needs_turn: bool = False
     """Only replicas that are in use could make room: the model waits for its turn."""
+
+    @property
+    def words(self) -> str:
+        """How it goes, in one line."""
+        share = "" if self.share is None else f", {self.share:.0%}"
+        left = "" if self.eta_s is None else f", about {max(1, round(self.eta_s))} s left"
+        return f"{self.reason}{share}{left}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

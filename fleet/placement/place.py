@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.catalogue import CatalogueEntry
+from fleet.load_estimates import load_estimate
 from fleet.placement.decisions import Catalogue, Decision, Load, Route, Wait
 from fleet.placement.failures import NONE_FAILED, failed_loads, retry_in_s
 from fleet.placement.refusals import never_loads, refuse
@@ -50,7 +51,7 @@ def place(
         return routed
     replicas = _reachable(snapshot, entry.name)
     if under_way := _with_status(replicas, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING):
-        return _wait(min(under_way, key=_soonest))
+        return _wait(entry, min(under_way, key=_soonest))
     if absent := snapshot.absent_holders(entry.name):
         return _wait_for_return(entry, absent)
     failed = NONE_FAILED if tries_again else failed_loads(entry, replicas)
@@ -64,7 +65,7 @@ def place(
     if room.spot is not None:
         return load_decision(entry, room.spot)
     if draining:
-        return _wait(min(draining, key=_soonest))
+        return _wait(entry, min(draining, key=_soonest))
     if room.turn is not None:
         return _wait_for_turn(entry, room.turn)
     if failed.unfit:
@@ -139,11 +140,26 @@ def _soonest(replica: ReplicaView) -> tuple[float, str]:
     return (float("inf") if replica.eta_s is None else replica.eta_s, replica.neuron)
 
 
-def _wait(replica: ReplicaView) -> Wait:
+def _wait(entry: CatalogueEntry, replica: ReplicaView) -> Wait:
     reason = f"{replica.model} is {replica.status} on {replica.neuron}"
-    if replica.progress is not None:
-        reason += f" ({replica.progress.stage})"
-    return Wait(neuron=replica.neuron, model=replica.model, reason=reason, eta_s=replica.eta_s)
+    progress = replica.progress
+    if progress is None:
+        return Wait(neuron=replica.neuron, model=replica.model, reason=reason)
+    estimate = load_estimate(
+        stage=progress.stage,
+        done=progress.done,
+        total=progress.total,
+        stage_elapsed_s=replica.status_age_s,
+        engine_elapsed_s=replica.engine_age_s,
+        last_load_s=entry.last_load_s(replica.neuron),
+    )
+    return Wait(
+        neuron=replica.neuron,
+        model=replica.model,
+        reason=f"{reason} ({progress.stage})",
+        eta_s=estimate.left_s,
+        share=estimate.share,
+    )
 
 
 def _wait_for_retry(unfit: Sequence[ReplicaView]) -> Wait:

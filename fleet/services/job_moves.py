@@ -22,6 +22,7 @@ from django.utils import timezone
 from fleet import selectors
 from fleet.errors import BrokerUnavailableError
 from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
+from fleet.load_estimates import BEFORE_ENGINE
 from fleet.models import CatalogueModel, LoadJob
 from fleet.services.catalogue_cache import catalogue_changed
 from fleet.services.job_claims import NOT_SENT, failure_values, job_claim, job_report
@@ -259,6 +260,10 @@ def _progress_values(job: LoadJob, progress: LoadProgress | None, now: datetime)
     changed = {name: value for name, value in values.items() if getattr(job, name) != value}
     if "stage" in changed:
         changed["stage_started_at"] = now
+        if progress.stage in BEFORE_ENGINE:
+            changed["engine_started_at"] = None
+        elif job.engine_started_at is None:
+            changed["engine_started_at"] = now
     return changed
 
 

@@ -29,6 +29,8 @@ def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
     removed meanwhile."""
     if job.kind not in LEAVING_KINDS:
         job.spec_digest = spec_digest(spec_of(job))
+        if job.model is not None:
+            job.expected_load_s = job.model.entry().last_load_s(job.neuron.name)
     job.requested_by = str(actor)[:150]
     while True:
         active = _active_beside(job)

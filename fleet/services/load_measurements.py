@@ -75,6 +75,7 @@ def _memory_values(report: LoadReport) -> dict[str, Any]:
         "process_bytes": report.process_bytes,
         "kv_token_bytes": report.kv_bytes // kv_slots if kv_slots else 0,
         "memory_correction_bytes": report.memory_correction_bytes,
+        "load_s": report.load_seconds,
     }
 
 

@@ -84,6 +84,7 @@ class Call:
         "model",
         "neuron",
         "outcome",
+        "placed_model",
         "prices",
         "principal",
         "request_id",
@@ -109,6 +110,8 @@ class Call:
         self.principal = principal
         self.model = NO_MODEL
         self.neuron = ""
+        self.placed_model = ""
+        """The model that it is placed by, an adapter's base; empty before that."""
         self.prices = FREE
         self.is_reserved = False
         self.is_billed = True

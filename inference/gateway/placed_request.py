@@ -79,6 +79,7 @@ class PlacedRequest:
 
     async def begin(self) -> None:
         """Raises ``ApiError``."""
+        self._call.placed_model = self._entry.name
         place = await self._gateway.placer.find_place(
             self._entry, deadline_s=self._deadline_s, hint=self._hint
         )

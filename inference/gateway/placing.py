@@ -77,6 +77,8 @@ class Placer:
         self._waiting = WaitingRoom(max_waiting=max_waiting)
         self._loads_asked: dict[tuple[str, str], tuple[float, Load, CatalogueEntry]] = {}
         self._refused_s: dict[tuple[str, str], float] = {}
+        self._waits: dict[str, Wait] = {}
+        """What placement last said of the models that are waited for."""
 
     @property
     def num_waiting(self) -> int:
@@ -87,6 +89,10 @@ class Placer:
         """The models that are waited for here."""
         return self._waiting.waiting()
 
+    def wait_of(self, model: str) -> Wait | None:
+        """What a model that is not there yet waits for; ``None``: nothing is known."""
+        return self._waits.get(model)
+
     def refused(self, model: str, neuron: str) -> None:
         """That replica does not take requests now, whatever the snapshot says of it."""
         self._refused_s[model, neuron] = asyncio.get_running_loop().time()
@@ -96,6 +102,15 @@ class Placer:
     ) -> Place:
         """``deadline_s`` is on the event loop's clock. Raises ``ApiError`` when placement refuses,
         the deadline passes, too many wait, or the database or Redis is away."""
+        try:
+            return await self._find_place(entry, deadline_s, hint)
+        finally:
+            if entry.name not in self._waiting.waiting():
+                self._waits.pop(entry.name, None)
+
+    async def _find_place(
+        self, entry: CatalogueEntry, deadline_s: float, hint: Hint | None
+    ) -> Place:
         loop = asyncio.get_running_loop()
         was_cold = False
         while True:
@@ -135,7 +150,10 @@ class Placer:
             return routed, entry
         catalogue = await self._catalogue.by_name()
         current = catalogue.get(entry.name, entry)
-        return place(current, snapshot, catalogue=catalogue), current
+        decision = place(current, snapshot, catalogue=catalogue)
+        if isinstance(decision, Wait):
+            self._waits[entry.name] = decision
+        return decision, current
 
     async def _start_load(self, load: Load, entry: CatalogueEntry) -> None:
         now_s = asyncio.get_running_loop().time()

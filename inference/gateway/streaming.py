@@ -14,7 +14,7 @@ from inference.gateway.frame_log import FrameWatch
 from inference.gateway.gateway import Gateway
 from inference.gateway.keep_alive import QuietTimer
 from inference.wire import openai_errors
-from inference.wire.dialect import WAITING_COMMENT, ErrorDialect
+from inference.wire.dialect import WAITING_COMMENT, ErrorDialect, waiting_comment
 
 STREAM_GRACE_S = 2.0
 KEEP_ALIVE_S = 10.0
@@ -73,5 +73,10 @@ class StreamingConsumer(ApiConsumer):
             await self._send_frames(frames, last=is_last)
 
     async def _keep_alive(self) -> None:
-        frame = self.errors.KEEP_ALIVE_FRAME if self._has_begun else WAITING_COMMENT
+        frame = self.errors.KEEP_ALIVE_FRAME if self._has_begun else self._waiting_comment()
         await self._send_frames(frame, last=False)
+
+    def _waiting_comment(self) -> bytes:
+        """Says how the load goes that the request waits for, where it waits for one."""
+        wait = self.gateway.placer.wait_of(self.call.placed_model)
+        return WAITING_COMMENT if wait is None else waiting_comment(wait.words)

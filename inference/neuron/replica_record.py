@@ -61,6 +61,7 @@ class ReplicaRecord:
         """One that has loaded."""
         self._text: ModelText | None = None
         self._progress: LoadProgress | None = None
+        self._engine_since_unix_s: float | None = None
         self._failure: LoadFailure | None = None
         self._sleep_refusal: SleepRefusal | None = None
         self._stats: EngineStats | None = None
@@ -119,6 +120,7 @@ class ReplicaRecord:
                 if asleep is None
                 else asleep.device_bytes,
                 host_memory_bytes=0 if asleep is None else asleep.host_bytes,
+                engine_since_unix_s=self._engine_since_unix_s if is_loading else None,
                 progress=self._progress if is_loading else _progress_at_rest(self._status),
                 report=report,
                 capabilities=self._text.capabilities if self._text is not None else [],
@@ -158,6 +160,10 @@ class ReplicaRecord:
         with self._lock:
             self._progress = progress
             self._watch.progressed(progress)
+            if progress.stage in (LoadStage.QUEUED, LoadStage.DOWNLOADING):
+                self._engine_since_unix_s = None
+            elif self._engine_since_unix_s is None:
+                self._engine_since_unix_s = time.time()
 
     def stall(self, now_s: float, limit_s: float) -> tuple[float, LoadFailure] | None:
         """For how long its load has made no progress, where that is longer than the limit. Call
@@ -237,7 +243,7 @@ class ReplicaRecord:
 
     def engine_ended(self, *, is_wanted: bool) -> None:
         with self._lock:
-            self._engine = self._stats = self._asleep = None
+            self._engine = self._stats = self._asleep = self._engine_since_unix_s = None
             if self._status is ReplicaStatus.READY and not is_wanted:
                 self._move_to(ReplicaStatus.RECOVERING)
 

@@ -118,6 +118,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     asleep, what it holds of them."""
     host_memory_bytes: int = 0
     """Held by the weights of one that is asleep, beside that."""
+    engine_since_unix_s: float | None = None
+    """When the engine of the load under way was started; ``None`` before that."""
     progress: LoadProgress | None = None
     """A READY replica has the last one, which is complete."""
     report: LoadReport | None = None

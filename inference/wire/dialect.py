@@ -19,6 +19,12 @@ WAITING_COMMENT = b": waiting\n\n"
 """A line that readers of server-sent events skip. Sent while a stream has not begun: in every
 dialect its first event is said to be the first."""
 
+
+def waiting_comment(words: str) -> bytes:
+    """The same with what is waited for, on one line."""
+    return f": waiting: {' '.join(words.split())}\n\n".encode()
+
+
 UnixClock = Callable[[], int]
 """Seconds."""
 

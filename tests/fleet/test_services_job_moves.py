@@ -55,6 +55,19 @@ def test_progress_moves_and_a_new_stage_starts_its_own_clock(job, build) -> None
     assert third.stage_started_at > second.stage_started_at
 
 
+def test_a_load_is_estimated_by_the_last_one_there(job, model, build) -> None:
+    report = build.report(load_seconds=60.0, actual_bytes=4 * 2**30)
+    hear(build, job, ReplicaStatus.READY, report=report)
+    again = start()
+    assert again.expected_load_s == 60.0
+    downloading = LoadProgress(stage=LoadStage.DOWNLOADING, done=1, total=4)
+    assert hear(build, again, ReplicaStatus.LOADING, progress=downloading).engine_started_at is None
+    preflight = LoadProgress(stage=LoadStage.PREFLIGHT)
+    running = hear(build, again, ReplicaStatus.LOADING, progress=preflight)
+    assert running.share is not None and running.eta_s is not None
+    assert 0.0 <= running.share < 0.5 and 30.0 < running.eta_s <= 60.0
+
+
 def test_eta_follows_the_stages_rate(job, build) -> None:
     progress = LoadProgress(stage=LoadStage.WEIGHTS, done=25, total=100)
     running = hear(build, job, ReplicaStatus.LOADING, progress=progress)

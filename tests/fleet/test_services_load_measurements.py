@@ -66,6 +66,7 @@ def test_a_load_leaves_what_it_took(loaded) -> None:
             process_bytes=GIB // 4,
             kv_token_bytes=GIB // 1024,
             memory_correction_bytes=-GIB,
+            load_s=1.5,
             prefill_speed=None,
         ),
     )

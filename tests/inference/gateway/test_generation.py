@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from inference.gateway import generation, streaming, waiting_room
+from fleet.placement import Wait
+from inference.gateway import generation, placing, streaming, waiting_room
 from inference.gateway.gateway import Gateway
 from inference.protocol import keys
 from inference.protocol.events import (
@@ -144,7 +145,8 @@ async def test_a_model_is_loaded_on_demand_and_the_stream_kept_alive(
     neuron.status = None
     await neuron.beat()
     exchange = client.open("POST", CHAT, ask(stream=True))
-    await exchange.until(b": waiting\n\n: waiting\n\n")
+    told = b": waiting: tiny is loading on beast\n\n"
+    await exchange.until(told + told)
     assert exchange.status == 200
     assert catalogue.loads == [("tiny", "beast")]
     neuron.status = ReplicaStatus.LOADING
@@ -155,6 +157,35 @@ async def test_a_model_is_loaded_on_demand_and_the_stream_kept_alive(
     await exchange.finish()
     assert exchange.chunks[-1] == "[DONE]"
     assert catalogue.loads == [("tiny", "beast")]
+
+
+async def test_a_stream_that_waits_says_how_the_load_goes(
+    gateway: Gateway,
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Comments, which readers of server-sent events skip."""
+    monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.02)
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.02)
+    wait = Wait(
+        neuron="beast",
+        model="tiny",
+        reason="tiny is loading on beast (preflight)",
+        eta_s=11.7,
+        share=0.4,
+    )
+    monkeypatch.setattr(placing, "place", lambda *_, **__: wait)
+    neuron.status = ReplicaStatus.LOADING
+    await neuron.beat()
+    exchange = client.open("POST", CHAT, ask(stream=True))
+    await exchange.until(
+        b": waiting: tiny is loading on beast (preflight), 40%, about 12 s left\n\n"
+    )
+    assert gateway.placer.wait_of("tiny") == wait
+    exchange.leave()
+    await exchange.finish()
+    assert gateway.placer.wait_of("tiny") is None
 
 
 async def test_leaving_while_it_loads_stops_the_wait(
