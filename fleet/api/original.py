@@ -150,6 +150,8 @@ class LoadView(OriginalView):
 
 
 class UnloadView(OriginalView):
+    """Also of a pinned model, which the control loads again."""
+
     @extend_schema(request=OpenApiTypes.OBJECT)
     def post(self, request: Request, name: str) -> Response:
         body = body_of(request, "model_id")
@@ -160,6 +162,7 @@ class UnloadView(OriginalView):
                 actor=self.actor,
                 model_name=model if entry is None else entry.name,
                 neuron_name=name,
+                is_planned=True,
             )
         except FleetError as error:
             raise ProblemError(404, error.code, str(error)) from error

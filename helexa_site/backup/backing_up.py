@@ -13,14 +13,17 @@ from django.db.migrations.recorder import MigrationRecorder
 from helexa_site.backup import postgres_part, sqlite_part
 from helexa_site.backup.archive import FORMAT, Manifest, pack, unpack
 from helexa_site.backup.errors import BackupError
+from helexa_site.backup.files_part import copy_files
 from helexa_site.backup.secrets_part import copy_secrets
 from helexa_site.config import Config
 from inference.version import VERSION
 
 
-def back_up(config: Config, target: Path) -> Manifest:
-    """Writes ``target`` and reads it back. Everything may go on running meanwhile. Raises
-    ``BackupError``, ``django.db.Error``."""
+def back_up(config: Config, target: Path, *, overwrites: bool = False) -> Manifest:
+    """Writes ``target`` and reads it back. Everything may go on running meanwhile. A file that is
+    there is overwritten only where that is said. Raises ``BackupError``, ``django.db.Error``."""
+    if target.exists() and not overwrites:
+        raise BackupError(f"{target} is there already: name another file, or add --overwrite")
     if not target.parent.is_dir():
         raise BackupError(f"there is no directory {target.parent}")
     # Beside the target: that is where there is to be room, and it is on no other disk.
@@ -35,6 +38,7 @@ def back_up(config: Config, target: Path) -> Manifest:
             rows = sqlite_part.copy_database(database, folder)
         else:
             rows, columns = postgres_part.copy_tables(folder)
+        copy_files(config, folder)
         copy_secrets(config, os.environ, folder)
         manifest = Manifest(
             format=FORMAT,

@@ -20,11 +20,13 @@ from django.db.migrations.loader import MigrationLoader
 from helexa_site.backup import postgres_part, sqlite_part
 from helexa_site.backup.archive import Manifest, unpack
 from helexa_site.backup.errors import BackupError
+from helexa_site.backup.files_part import restore_files
 from helexa_site.backup.secrets_part import ensure_key_fits, restore_secrets
 from helexa_site.bootstrap.data_directory import LOCK_FILE
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.config import Config
 from helexa_site.program import program
+from inference.settings.storage import FILES_DIR
 
 SCRATCH_DATABASE = "helexa_restore_check"
 
@@ -55,6 +57,7 @@ def restore(config: Config, source: Path, *, replace: bool) -> Restored:
             _restore_postgresql(folder, manifest)
         try:
             call_command("migrate", verbosity=0, interactive=False)
+            restore_files(config, folder)
             settings = restore_secrets(config, folder)
         except BaseException:
             if manifest.vendor == "sqlite":
@@ -79,7 +82,8 @@ def check(source: Path) -> None:
 
 
 def _restore_there(source: Path, variables: dict[str, str]) -> None:
-    environment = {name: os.environ[name] for name in os.environ if name != "HELEXA_SECRET_KEY"}
+    elsewhere = ("HELEXA_SECRET_KEY", FILES_DIR.name)
+    environment = {name: os.environ[name] for name in os.environ if name not in elsewhere}
     done = subprocess.run(
         [sys.executable, "-m", "helexa_site", "restore", str(source)],
         cwd=REPOSITORY_DIR,

@@ -130,6 +130,23 @@ def test_the_originals_load_answers_when_it_is_through(
     assert sent.tasks[0][1][0]["devices"] == ["cuda:1"]
 
 
+def test_the_originals_unload_takes_a_pinned_model(
+    writer: Api, beat, build, sent, monkeypatch
+) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="kept", source="pypi:kept", pinned=True)
+
+    def wait(job: LoadJob, *, timeout_s: float) -> bool:
+        LoadJob.objects.filter(pk=job.pk).update(status="succeeded", finished_at=job.created_at)
+        job.refresh_from_db()
+        return True
+
+    monkeypatch.setattr("fleet.api.original.wait_for_job", wait)
+    beat(replicas=[build.replica(model="kept")])
+    told = writer.post("neurons/beast/models/unload", {"model_id": "kept"}, 200)
+    assert told == {"status": "unloaded"}
+    assert [task[0] for task in sent.tasks] == ["neuron.unload_model"]
+
+
 def test_the_originals_load_refuses_flatly(writer: Api, model, beat, build, sent) -> None:
     beat(replicas=[build.replica()])
 

@@ -74,6 +74,9 @@ def test_what_was_backed_up_comes_back(tmp_path: Path) -> None:
     (here / "neurons" / "beast.join").write_text("{}")
     manage(here, "migrate", "--verbosity", "0")
     add_user(here, "alice")
+    (here / "files").mkdir()
+    (here / "files" / "file-1").write_bytes(b"uploaded")
+    (here / "files" / "file-2.by-gateway").write_bytes(b"half of the results")
 
     with closing(sqlite3.connect(here / "helexa.sqlite3", isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
@@ -81,9 +84,13 @@ def test_what_was_backed_up_comes_back(tmp_path: Path) -> None:
         manage(here, "backup", str(archive), HELEXA_LEDGER_RETENTION_DAYS="7")
         writer.execute("COMMIT")
     assert stat.S_IMODE(archive.stat().st_mode) == 0o600
+    again = manage(here, "backup", str(archive), succeeds=False)
+    assert "is there already" in again.stderr
     add_user(here, "later")
 
     told = manage(there, "restore", str(archive)).stdout
+    assert (there / "files" / "file-1").read_bytes() == b"uploaded"
+    assert (there / "files" / "file-2.by-gateway").read_bytes() == b"half of the results"
     assert users(there) == {"alice"}
     assert (there / "secret_key").read_text() == SECRET
     assert stat.S_IMODE((there / "secret_key").stat().st_mode) == 0o600
@@ -101,7 +108,10 @@ def test_what_was_backed_up_comes_back(tmp_path: Path) -> None:
     with closing(sqlite3.connect(aside)) as before:
         assert before.execute("SELECT count(*) FROM auth_user").fetchone() == (3,)
 
-    manage(here, "restore", "--check", str(archive))
+    elsewhere = {"HELEXA_FILES_DIR": str(tmp_path / "shared")}
+    manage(here, "restore", "--check", str(archive), **elsewhere)
+    assert not (tmp_path / "shared").exists()
+    manage(here, "backup", "--overwrite", str(archive))
     archive.write_bytes(archive.read_bytes()[:-500])
     damaged = manage(here, "restore", "--check", str(archive), succeeds=False)
     assert "no backup that can be read" in damaged.stderr
