@@ -100,7 +100,8 @@ class FakeLedger:
         if output is None:
             output = min(reserve.default_output_tokens, left)
         if output > left or left < reserve.num_choices:
-            is_reserved = output <= left + sum(self.held.values())
+            needed = reserve.prompt_tokens + max(output, reserve.num_choices)
+            is_reserved = needed <= self.left + sum(self.held.values())
             raise QuotaExceededError(
                 f"This needs {reserve.prompt_tokens + output} tokens; {self.left} are left.",
                 budget=1,
