@@ -82,7 +82,7 @@ def _requests(body: bytes) -> Iterator[dict[str, Any]]:
         for index, part in enumerate(parts):
             yield _request(read_json_value(memoryview(part)), f"requests[{index}]")
     else:
-        whole = read_json_object(body, bounds_strings=False)
+        whole = read_json_object(body, bounds_values=False)
         yield from read_fields(whole, FIELDS, required=("requests",))["requests"]
 
 

@@ -4,7 +4,7 @@
     ├── InvalidRequestError             400 invalid_value
     │   ├── InvalidHttpError            400 invalid_http
     │   ├── InvalidJsonError            400 invalid_json
-    │   ├── TooManyStringsError         400 too_many_strings
+    │   ├── TooManyValuesError          400 too_many_values
     │   ├── InvalidTypeError            400 invalid_type
     │   ├── MissingParameterError       400 missing_required_parameter
     │   ├── UnsupportedParameterError   400 unsupported_parameter
@@ -80,13 +80,13 @@ class InvalidJsonError(InvalidRequestError):
     code = "invalid_json"
 
 
-class TooManyStringsError(InvalidRequestError):
-    code = "too_many_strings"
+class TooManyValuesError(InvalidRequestError):
+    code = "too_many_values"
 
-    def __init__(self, max_strings: int) -> None:
+    def __init__(self, max_values: int) -> None:
         super().__init__(
-            f"The body holds more than {max_strings:,} JSON strings, keys among them: some "
-            f"{max_strings // 4:,} short messages. Send fewer, longer ones."
+            f"The body holds more than {max_values:,} JSON strings (keys among them), or objects "
+            f"and lists: some {max_values // 4:,} messages are the most. Send fewer, longer ones."
         )
 
 

@@ -26,7 +26,7 @@ from inference.wire.errors import (
     MissingParameterError,
     UnsupportedParameterError,
 )
-from inference.wire.json_strings import check_num_strings
+from inference.wire.json_values import check_num_values
 from inference.wire.near_names import near_name
 from inference.wire.unknown_fields import is_left_out
 
@@ -78,11 +78,11 @@ def table(*fields: Field) -> dict[str, Field]:
     return named
 
 
-def read_json_object(body: bytes, *, bounds_strings: bool = True) -> dict[str, Any]:
+def read_json_object(body: bytes, *, bounds_values: bool = True) -> dict[str, Any]:
     """Raises ``InvalidJsonError`` for bytes that are not one JSON object in UTF-8, and
-    ``TooManyStringsError``. Of a key that is there twice the last one counts."""
-    if bounds_strings:
-        check_num_strings(body)
+    ``TooManyValuesError``. Of a key that is there twice the last one counts."""
+    if bounds_values:
+        check_num_values(body)
     value = read_json_value(body)
     if not isinstance(value, dict):
         raise InvalidTypeError(f"The body must be a JSON object, not {_kind(value)}.")
