@@ -11,6 +11,7 @@ from inference.neuron.prompts import Prepared
 from inference.protocol.events import Failure
 from inference.protocol.generation import ChatInput, GenerationRequest
 from inference.text.choice_text import ChoiceText
+from inference.text.tool_calls.call_parser import CallParser
 
 
 def build_answer(
@@ -49,8 +50,12 @@ def _scores(request_id: str, index: int, request: GenerationRequest) -> PromptSc
 def _choice_text(request: GenerationRequest, prepared: Prepared, text: ModelText) -> ChoiceText:
     tools = prepared.tools
     calls = None
+    parser = None
     if isinstance(request.input, ChatInput) and tools:
         calls = text.tool_format_of(request.input)
+        parser = None if calls is None else calls.parser(tools)
+    if isinstance(parser, CallParser) and prepared.params.grammar is not None:
+        parser.streams_arguments = True
     return ChoiceText(
         text.tokenizer,
         stop=request.stop,
@@ -58,6 +63,6 @@ def _choice_text(request: GenerationRequest, prepared: Prepared, text: ModelText
         markers=prepared.thinking.markers,
         phrases=prepared.thinking.phrases,
         starts_thinking=prepared.thinking.is_open,
-        tool_calls=None if calls is None else calls.parser(tools),
+        tool_calls=parser,
         shown_token_ids=frozenset() if calls is None else calls.shown_token_ids(text.tokenizer),
     )

@@ -32,7 +32,8 @@ class CallStarted:
 @dataclass(frozen=True, slots=True)
 class CallArguments:
     """A piece of the running call's arguments; never empty. A call's pieces concatenate to one
-    valid JSON object, as soon as the next call starts or the parser is flushed."""
+    valid JSON object, as soon as the next call starts or the parser is flushed. Only where they are
+    streamed under a grammar may the answer's end cut them off."""
 
     fragment: str
 
@@ -41,7 +42,8 @@ Part = TextPart | CallStarted | CallArguments
 
 
 class ToolCallParser(Protocol):
-    """For one choice. What is not a call that can be read comes out as ``TextPart``, whole."""
+    """For one choice. A call is the model's call, whole; everything else comes out as ``TextPart``,
+    whole."""
 
     def feed(self, text: str) -> list[Part]: ...
     def flush(self) -> list[Part]:

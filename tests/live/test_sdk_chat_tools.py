@@ -92,12 +92,14 @@ def test_text_around_calls(ask: Ask, hermes: ScriptedModel) -> None:
 def test_arguments_stream_while_they_are_written(
     openai_client: openai.OpenAI, hermes: ScriptedModel
 ) -> None:
-    """The name first, then several pieces, all with the call's index."""
+    """Where a grammar holds the answer to calls: the name first, then several pieces, all with the
+    call's index."""
     hermes.answers("stream the call", OSLO_CALLS["hermes"])
     stream: Any = openai_client.chat.completions.create(
         model="hermes",
         messages=[{"role": "user", "content": "stream the call"}],
         tools=TOOLS,  # type: ignore[arg-type]
+        tool_choice="required",
         stream=True,
     )
     deltas = [
@@ -119,6 +121,16 @@ def test_what_is_not_a_call_is_text(ask: Ask, hermes: ScriptedModel) -> None:
     written = "<tool_call>\nget_weather of Oslo, please\n</tool_call>"
     hermes.answers("call it badly", written)
     choice = ask("call it badly", tools=TOOLS).choices[0]
+    assert (choice.message.content or "").strip() == written
+    assert choice.message.tool_calls is None
+    assert choice.finish_reason == "stop"
+
+
+def test_a_broken_call_is_text_whole(ask: Ask, hermes: ScriptedModel) -> None:
+    broken = '{"name":"get_weather","arguments":{"city":"Oslo","days": three}}'
+    written = f"<tool_call>\n{broken}\n</tool_call>"
+    hermes.answers("call it half", written)
+    choice = ask("call it half", tools=TOOLS).choices[0]
     assert (choice.message.content or "").strip() == written
     assert choice.message.tool_calls is None
     assert choice.finish_reason == "stop"

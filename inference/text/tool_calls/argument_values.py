@@ -7,13 +7,12 @@ Text that fits none of the schema's types stays a string: nothing a model wrote 
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from inference.text.tool_calls.json_scanner import MAX_SCALAR_LENGTH, compact_json
+from inference.text.tool_calls.json_scanner import MAX_SCALAR_LENGTH, compact_json, read_json
+from inference.text.tool_calls.python_literals import literal_value, parse_literals
 
 _TRIED_IN_ORDER = ("null", "integer", "number", "boolean", "object", "array")
 _INTEGER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
@@ -157,7 +156,7 @@ def _converted(text: str, type_name: str) -> str | None:
 
 def _container(text: str, wanted: type) -> str | None:
     """An object or array, as JSON or as Python writes it."""
-    for read in (_read_json, ast.literal_eval):
+    for read in (read_json, _read_python):
         try:
             value = read(text)
             if isinstance(value, wanted):
@@ -167,5 +166,5 @@ def _container(text: str, wanted: type) -> str | None:
     return None
 
 
-def _read_json(text: str) -> object:
-    return json.loads(text, strict=False)
+def _read_python(text: str) -> object:
+    return literal_value(parse_literals(text))

@@ -1,8 +1,6 @@
-"""The arguments object of a call that has started: each piece a part as soon as it is known.
-
-Always completed. Broken in the middle, it is closed where it stands and what waited is text; cut
-off by the end of the answer, a key without its value and an unfinished number are left out.
-"""
+"""The arguments object of a call that a grammar holds to JSON: each piece a part as soon as it is
+known. Cut off by the end of the answer, it stays as it is: no client takes half an object for a
+call."""
 
 from __future__ import annotations
 
@@ -18,20 +16,11 @@ class ArgumentsStream:
         self._parts = parts
 
     @property
-    def is_running(self) -> bool:
-        return self._scanner.state is ReadState.RUNNING
+    def state(self) -> ReadState:
+        return self._scanner.state
 
     def feed(self, text: str, start: int) -> int:
         """The first character ever fed is the opening brace. Returns where it stopped."""
         position = self._scanner.feed(text, start)
-        unread = ""
-        if self._scanner.state is ReadState.BROKEN:
-            unread = self._scanner.close()
         self._parts.add_arguments(self._scanner.take())
-        self._parts.add_text(unread)
         return position
-
-    def close(self) -> None:
-        """The answer has ended."""
-        self._scanner.close()
-        self._parts.add_arguments(self._scanner.take())

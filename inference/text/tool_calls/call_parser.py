@@ -1,21 +1,26 @@
 """Reads free text with calls in it: what the parsers of all formats have in common.
 
-    text ──marker──▶ what may open a call ──▶ reader of calls ──done──▶ text
-     ▲                       │ is none
-     └───────────────────────┘
+    text ──marker──▶ what may open a call ──▶ reader of calls ──▶ what follows ──▶ text
+     ▲                    │ none                 │ broken             │ remains of a call
+     └────────────────────┘                      └──▶ text to the end ◀┘
 
-What opens a call is the format's, and its subclass's.
+A block of calls is held back until its calls are whole and what follows cannot be a part of them.
+A broken block is text, whole, and so is the rest of the answer: a string of a broken call may hold
+what reads like another call. What opens a block is the format's, and its subclass's.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from inference.text.parts import Part
 from inference.text.tool_calls.call_reader import CallReader
 from inference.text.tool_calls.free_text import FreeText
 from inference.text.tool_calls.part_list import PartList
+
+_CALL_CHARACTERS = frozenset('"{}[]:<>=')
+"""What the remains of a call have and a line of prose behind a call rarely does."""
 
 
 class CallParser(ABC):
@@ -23,14 +28,28 @@ class CallParser(ABC):
     where it stopped."""
 
     def __init__(self, markers: Sequence[str]) -> None:
+        self.streams_arguments = False
+        """Sends JSON arguments as they are generated. Set before the first text, and only where a
+        grammar holds the answer to calls that can be read. An answer cut off by its limit leaves
+        such arguments unfinished."""
         self._markers = markers
+        self._inner_closings: Collection[str] = ()
+        """Markers behind a call of a section, which goes on."""
         self._parts = PartList()
         self._text = FreeText(markers)
         self._follows_call = False
         """Whether ``_text`` began where a call ended."""
         self._lead: list[str] = []
         """Read before a call that may follow: text again where none does."""
+        self._needs_closing = False
+        """Whether nothing but a marker may follow the calls that were read."""
         self._calls: CallReader | None = None
+        self._block: list[str] = []
+        """The text of the block that is being read, as it came."""
+        self._num_call_pieces = 0
+        """How many pieces of the block the calls took."""
+        self._following = ""
+        """Text behind the block's calls."""
         self._read: Callable[[str, int], int] = self._read_text
 
     def feed(self, text: str) -> list[Part]:
@@ -40,29 +59,142 @@ class CallParser(ABC):
         return self._parts.take()
 
     def flush(self) -> list[Part]:
-        if self._calls is not None:
-            self._calls.close()
-        else:
+        if self._calls is None:
             self._parts.add_text("".join(self._lead) + self._text.flush())
+        elif self._calls.is_done:
+            self._following += self._text.flush()
+            self._judge()
+        else:
+            self._calls.close()
+            self._end_calls()
+            if self._calls is not None:
+                self._judge()
         return self._parts.take()
 
     @abstractmethod
-    def _read_text(self, text: str, start: int) -> int:
-        """Outside calls: feeds ``_text`` and says what its markers mean."""
+    def _found(self, position: int) -> int:
+        """``_text`` has found a marker, whose end is at ``position``: says what it means."""
 
-    def _begin_calls(self, calls: CallReader) -> None:
+    def _confirms(self) -> bool:
+        """Whether the marker that ``_text`` has found stands behind calls by right."""
+        return True
+
+    @property
+    def _stream(self) -> PartList | None:
+        return self._parts if self.streams_arguments else None
+
+    def _read_text(self, text: str, start: int) -> int:
+        position = self._text.feed(text, start)
+        if self._text.found is not None:
+            return self._found(position)
+        self._parts.add_text(self._text.take())
+        return position
+
+    def _begin_calls(self, calls: CallReader, lead: str) -> None:
         self._calls, self._read = calls, self._read_calls
+        self._block = [lead]
 
     def _read_calls(self, text: str, start: int) -> int:
         assert self._calls is not None
         position = self._calls.feed(text, start)
+        self._block.append(text[start:position])
         if self._calls.is_done:
-            self._resume_text(follows_call=self._calls.num_calls > 0)
+            self._end_calls()
         return position
+
+    def _end_calls(self) -> None:
+        """The reader is done."""
+        assert self._calls is not None
+        if not self._calls.calls and not self._calls.has_streamed:
+            self._reject(is_text_to_the_end=self._calls.has_begun)
+        elif self._calls.is_broken:
+            self._accept()
+            self._resume_text(follows_call=False)
+            self._read = self._read_rest
+        elif self._calls.has_streamed or self._calls.is_closed:
+            self._accept()
+            self._resume_text(follows_call=True)
+        else:
+            self._text = FreeText(self._markers, follows_call=True)
+            self._following = ""
+            self._num_call_pieces = len(self._block)
+            self._read = self._read_following
+
+    def _read_following(self, text: str, start: int) -> int:
+        """Behind calls, of which it is not known yet whether they end here."""
+        position = self._text.feed(text, start)
+        self._block.append(text[start:position])
+        if self._text.found in self._inner_closings and not self._text.has_text:
+            self._text = FreeText(self._markers, follows_call=True)
+            return position
+        if self._text.found is not None and not self._confirms():
+            self._text.reject()
+        self._following += self._text.take()
+        if self._following and not self._is_apart():
+            self._reject(is_text_to_the_end=True)
+            return position
+        if self._text.found is not None and not self._following:
+            self._accept()
+            self._follows_call = True
+            return self._found(position)
+        if self._needs_closing and self._following:
+            self._reject(is_text_to_the_end=True)
+        elif self._text.found is not None or "\n" in self._following:
+            return self._resume(position) if self._judge() else position
+        return position
+
+    def _resume(self, position: int) -> int:
+        """The calls were followed by a line of text, which has been sent."""
+        self._follows_call, self._read = False, self._read_text
+        return position if self._text.found is None else self._found(position)
+
+    def _judge(self) -> bool:
+        """Whether what follows the calls is text, and not what is left of them. Sends both."""
+        assert self._calls is not None
+        line = self._following.partition("\n")[0]
+        is_prose = not _CALL_CHARACTERS.intersection(line) and not self._needs_closing
+        is_text = is_prose and self._is_apart() and not self._calls.tail.strip()
+        if self._following and not is_text:
+            self._reject(is_text_to_the_end=True)
+            return False
+        following = self._following
+        self._accept()
+        self._parts.add_text(following)
+        return True
+
+    def _is_apart(self) -> bool:
+        """Whether white space stands between the calls and what follows them."""
+        assert self._calls is not None
+        behind = [self._calls.tail, *self._block[self._num_call_pieces :]]
+        return "".join(behind)[:1].isspace()
+
+    def _accept(self) -> None:
+        assert self._calls is not None
+        for call in self._calls.calls:
+            self._parts.start_call(call.name)
+            self._parts.add_arguments(call.arguments)
+        tail = self._calls.tail
+        self._parts.add_text(tail if tail.strip() else "")
+        self._calls = None
+        self._block.clear()
+        self._following = ""
+
+    def _reject(self, *, is_text_to_the_end: bool) -> None:
+        """All of the block is text."""
+        self._parts.add_text("".join(self._block))
+        self._block.clear()
+        self._resume_text(follows_call=False)
+        if is_text_to_the_end:
+            self._read = self._read_rest
+
+    def _read_rest(self, text: str, position: int) -> int:
+        self._parts.add_text(text[position:])
+        return len(text)
 
     def _resume_text(self, *, follows_call: bool) -> None:
         self._text = FreeText(self._markers, follows_call=follows_call, has_text=not follows_call)
         self._follows_call = follows_call
+        self._needs_closing = False
         self._calls = None
         self._lead.clear()
         self._read = self._read_text

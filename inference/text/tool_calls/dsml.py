@@ -59,10 +59,10 @@ class DsmlFormat:
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
         known = KnownTools(tools)
 
-        def begin(parts: PartList, opening: str, lead: str, character: str) -> CallReader:
-            return DsmlCall(known, parts, lead=lead, is_wrapped=opening != INVOKE)
+        def begin(opening: str, character: str, stream: PartList | None) -> CallReader:
+            return DsmlCall(known, is_wrapped=opening != INVOKE)
 
-        return MarkedCallParser([*OPENINGS, INVOKE], begin, closings=CLOSINGS)
+        return MarkedCallParser([*OPENINGS, INVOKE], begin, closings=CLOSINGS, closed=OPENINGS)
 
     def grammar(
         self,

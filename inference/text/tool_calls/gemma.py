@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.parts import ToolCallParser
 from inference.text.tokenizer import Tokenizer
-from inference.text.tool_calls.call_reader import CallReader
+from inference.text.tool_calls.argument_fit import fitted_json
+from inference.text.tool_calls.argument_values import is_text
+from inference.text.tool_calls.call_reader import CallReader, ReadCall
 from inference.text.tool_calls.free_text import Expected
 from inference.text.tool_calls.gemma_arguments import GemmaArguments
 from inference.text.tool_calls.gemma_grammar import CALL, GemmaMarkers, gemma_grammar
 from inference.text.tool_calls.json_scanner import WHITESPACE, ReadState
+from inference.text.tool_calls.known_tools import KnownTools
 from inference.text.tool_calls.marked_calls import MarkedCallParser
 from inference.text.tool_calls.markers import special_marker_ids
 from inference.text.tool_calls.named_call import MAX_HEAD_LENGTH, NOT_IN_HEADS, plain_name
@@ -40,8 +43,10 @@ class GemmaFormat:
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
         markers = self._markers
 
-        def begin(parts: PartList, opening: str, lead: str, character: str) -> GemmaCall:
-            return GemmaCall(parts, lead=lead, quote=markers.quote)
+        known = KnownTools(tools)
+
+        def begin(opening: str, character: str, stream: PartList | None) -> GemmaCall:
+            return GemmaCall(known, quote=markers.quote)
 
         return MarkedCallParser([markers.opens], begin, closings=[markers.closes])
 
@@ -58,57 +63,65 @@ class GemmaFormat:
 
 
 class GemmaCall(CallReader):
-    """``lead`` was read before and is text again when no call follows."""
-
-    def __init__(self, parts: PartList, *, lead: str, quote: str) -> None:
-        super().__init__(parts)
-        self._held = lead
+    def __init__(self, tools: KnownTools, *, quote: str) -> None:
+        super().__init__()
+        self._tools = tools
+        self._quote = quote
         self._head = ""
+        self._name = ""
         self._expected = Expected((CALL,))
         self._arguments = GemmaArguments([quote])
         self._read = self._read_call
 
     def close(self) -> None:
-        """The answer has ended."""
-        if self.num_calls == 0:
-            unread = self._expected.read if self._read == self._read_call else ""
-            self._parts.add_text(self._held + unread + self._head)
-        else:
-            self._arguments.close()
-            self._parts.add_arguments(self._arguments.take())
-        self.is_done = True
+        self._end()
 
     def _read_call(self, text: str, position: int) -> int:
         position = self._expected.feed(text, position)
-        if self._expected.state is not ReadState.RUNNING:
-            self._held += self._expected.read
+        if self._expected.state is ReadState.BROKEN:
+            return self._end(position)
+        if self._expected.state is ReadState.COMPLETE:
             self._read = self._read_head
-            if self._expected.state is ReadState.BROKEN:
-                return self._refuse(position)
         return position
 
     def _read_head(self, text: str, position: int) -> int:
         character = text[position]
         name = plain_name(self._head.strip(WHITESPACE)) if character == "{" else None
         if name is not None:
-            self.num_calls = 1
-            self._parts.start_call(name)
+            self._name = name
+            self.has_begun = True
+            self._arguments = GemmaArguments([self._quote], takes_bare_text=self._takes_bare_text)
             self._read = self._read_arguments
             return position
         if character in NOT_IN_HEADS or len(self._head) == MAX_HEAD_LENGTH:
-            return self._refuse(position)
+            return self._end(position)
         self._head += character
         return position + 1
+
+    def _takes_bare_text(self, key: str | None) -> bool:
+        """Whether a bare word is a text that lacks its quotes, and not a broken number or literal.
+        ``key``: the argument's; ``None`` inside of one."""
+        if self._name not in self._tools:
+            return True
+        properties = self._tools.properties(self._name)
+        return (
+            key is not None
+            and key in properties
+            and is_text(properties[key], self._tools.schema(self._name))
+        )
 
     def _read_arguments(self, text: str, position: int) -> int:
         position = self._arguments.feed(text, position)
         if self._arguments.state is ReadState.BROKEN:
-            self._arguments.close()
-        self.is_done = self._arguments.state is not ReadState.RUNNING
-        self._parts.add_arguments(self._arguments.take())
+            return self._break(position)
+        if self._arguments.state is ReadState.COMPLETE:
+            return self._end_arguments(position)
         return position
 
-    def _refuse(self, position: int) -> int:
-        self._parts.add_text(self._held + self._head)
-        self.is_done = True
-        return position
+    def _end_arguments(self, position: int) -> int:
+        try:
+            written = fitted_json(self._arguments.take(), self._tools.schema(self._name))
+        except ValueError:
+            return self._break(position)
+        self.calls.append(ReadCall(self._name, written))
+        return self._end(position)

@@ -3,13 +3,13 @@
     {city:<escape>Paris<escape>,days:3,near:[{lat:1.5}]}  ─▶  {"city":"Paris","days":3,…}
 
 Keys are bare, texts stand between quote markers and know no escapes. Texts and keys in JSON's own
-quotes are read as well. A bare value that is no number, true, false or null is a text. Cut off,
-what is open is closed, and a key without its value and a bare value that might have gone on are
-left out. Pure.
+quotes are read as well. A bare value that is no number, true, false or null is a text where
+the tool takes nothing else there. Pure.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 
@@ -26,6 +26,8 @@ from inference.text.tool_calls.json_scanner import (
 _CLOSERS = {"{": "}", "[": "]"}
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _LITERALS = {"True": "true", "False": "false", "None": "null"}
+_BARE_TEXT = re.compile(r"""[^<>"'|:{}\[\]]+""")
+_BARE_KEY = re.compile(r"""[^\s<>"'|\\]+""")
 _BARE_RUN = re.compile(r"[^,\]}]+")
 _KEY_RUN = re.compile(r"[^:,{}\[\]]+")
 
@@ -33,9 +35,18 @@ _KEY_RUN = re.compile(r"[^:,{}\[\]]+")
 class GemmaArguments:
     """Like a ``JsonScanner``: ``take`` is JSON text that is valid once ``state`` is complete."""
 
-    def __init__(self, quotes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        quotes: Sequence[str],
+        *,
+        takes_bare_text: Callable[[str | None], bool] = lambda key: True,
+    ) -> None:
+        """``takes_bare_text``: whether an argument may be a text without quotes, given its key;
+        ``None`` stands for a value inside of another."""
         self.state = ReadState.RUNNING
         self._quotes = quotes
+        self._takes_bare_text = takes_bare_text
+        self._key = ""
         self._read: Callable[[str, int], int] = self._read_value
         self._written: list[str] = []
         self._member = ""
@@ -57,17 +68,6 @@ class GemmaArguments:
         written = "".join(self._written)
         self._written.clear()
         return written
-
-    def close(self) -> None:
-        """What is open is closed where it stands."""
-        if self._read == self._read_text and not self._is_key:
-            self._written.append('"')
-        elif self._read == self._read_quoted and not self._is_key:
-            self._quoted.close()
-            self._written.append(self._quoted.take())
-        self._written.extend(reversed(self._open))
-        self._open.clear()
-        self.state = ReadState.COMPLETE
 
     def _read_value(self, text: str, position: int) -> int:
         character = text[position]
@@ -99,7 +99,7 @@ class GemmaArguments:
         character = text[position]
         if character in WHITESPACE:
             return position + 1
-        if character == self._open[-1]:
+        if character == self._open[-1] and not self._member:
             return self._end_container(position)
         if self._open[-1] == "]":
             self._read = self._read_value
@@ -131,14 +131,23 @@ class GemmaArguments:
     def _end_bare(self, character: str, position: int) -> int:
         bare, self._bare = self._bare.strip(WHITESPACE), ""
         if self._is_key:
-            if character != ":" or not bare:
+            if character != ":" or not _BARE_KEY.fullmatch(bare):
                 return self._break(position)
             self._set_key(compact_json(bare))
             self._read = self._read_value
             return position + 1
-        self._begin_value(_bare_value(bare))
+        value = _LITERALS.get(bare, bare)
+        if value not in _LITERALS.values() and not _NUMBER.fullmatch(value):
+            if not _BARE_TEXT.fullmatch(bare) or not self._may_be_text():
+                return self._break(position)
+            value = compact_json(bare)
+        self._begin_value(value)
         self._end_value()
         return position
+
+    def _may_be_text(self) -> bool:
+        is_argument = self._open == ["}"]
+        return self._takes_bare_text(json.loads(self._key) if is_argument else None)
 
     def _read_text(self, text: str, position: int) -> int:
         position = self._text.feed(text, position)
@@ -195,6 +204,7 @@ class GemmaArguments:
         return position + 1
 
     def _set_key(self, key: str) -> None:
+        self._key = key
         self._member += f"{key}:"
         self._bare = ""
 
@@ -217,9 +227,3 @@ class GemmaArguments:
     def _break(self, position: int) -> int:
         self.state = ReadState.BROKEN
         return position
-
-
-def _bare_value(text: str) -> str:
-    literal = _LITERALS.get(text, text)
-    is_json = literal in _LITERALS.values() or _NUMBER.fullmatch(literal)
-    return literal if is_json else compact_json(text)

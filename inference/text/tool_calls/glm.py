@@ -48,10 +48,8 @@ class GlmFormat:
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
         known = KnownTools(tools)
 
-        def begin(parts: PartList, opening: str, lead: str, character: str) -> CallReader:
-            if character in "[{":
-                return JsonCalls(known, parts, lead=lead)
-            return GlmCall(known, parts, lead=lead)
+        def begin(opening: str, character: str, stream: PartList | None) -> CallReader:
+            return JsonCalls(known) if character in "[{" else GlmCall(known)
 
         return MarkedCallParser([OPEN], begin, closings=[CLOSE])
 

@@ -38,10 +38,10 @@ class GraniteFormat:
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
         known = KnownTools(tools)
 
-        def begin(parts: PartList, opening: str, lead: str, character: str) -> JsonCalls:
-            return JsonCalls(known, parts, lead=lead)
+        def begin(opening: str, character: str, stream: PartList | None) -> JsonCalls:
+            return JsonCalls(known, stream=stream)
 
-        return MarkedCallParser([CALLS, OLDER_CALL], begin, closings=[CALLS_END])
+        return MarkedCallParser([CALLS, OLDER_CALL], begin, closings=[CALLS_END], closed=())
 
     def grammar(
         self,

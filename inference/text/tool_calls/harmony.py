@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.harmony import (
     CALL_HEAD,
+    CALL_HEAD_END,
     CHANNEL,
     CONSTRAIN,
     END,
@@ -31,6 +32,7 @@ from inference.text.tool_calls.grammar_rules import (
     literal,
     marker,
 )
+from inference.text.tool_calls.known_tools import KnownTools
 from inference.text.tool_calls.marked_calls import MarkedCallParser
 from inference.text.tool_calls.named_call import NamedCall, plain_name
 from inference.text.tool_calls.part_list import PartList
@@ -43,8 +45,10 @@ class HarmonyFormat:
         return frozenset()
 
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
-        def begin(parts: PartList, opening: str, lead: str, character: str) -> NamedCall:
-            return NamedCall(parts, lead=lead, name_of=_name)
+        known = KnownTools(tools)
+
+        def begin(opening: str, character: str, stream: PartList | None) -> NamedCall:
+            return NamedCall(name_of=_name, tools=known, stream=stream)
 
         return MarkedCallParser([CALL_HEAD], begin)
 
@@ -85,4 +89,4 @@ class HarmonyFormat:
 
 
 def _name(head: str) -> str | None:
-    return plain_name(head.partition(" ")[0])
+    return plain_name(head.removesuffix(CALL_HEAD_END)) if head.endswith(CALL_HEAD_END) else None

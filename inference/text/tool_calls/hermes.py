@@ -42,8 +42,8 @@ class HermesFormat:
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
         known = KnownTools(tools)
 
-        def begin(parts: PartList, opening: str, lead: str, character: str) -> JsonCalls:
-            return JsonCalls(known, parts, lead=lead)
+        def begin(opening: str, character: str, stream: PartList | None) -> JsonCalls:
+            return JsonCalls(known, stream=stream)
 
         return MarkedCallParser([OPEN], begin, closings=[CLOSE])
 

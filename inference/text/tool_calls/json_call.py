@@ -1,24 +1,35 @@
 """One call written as a JSON object, ``{"name": …, "arguments": {…}}``, read as it is generated.
 
-    name read, arguments begin ─▶ CallStarted ─▶ CallArguments, as they come
-    any other order or shape   ─▶ held back until the object is whole, then repaired or BROKEN
+    object whole            ─▶ resolved, as ``call_repairs`` understands it, or BROKEN
+    a brace too few         ─▶ the same, where it can only be the last one
+    where a grammar holds   ─▶ CallStarted with the name, CallArguments as they come
+    the answer to calls
 
-A call that has started never becomes BROKEN. Knows no markers.
+Knows no markers.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from typing import Any
 
 from inference.text.tool_calls.arguments_stream import ArgumentsStream
+from inference.text.tool_calls.call_reader import ReadCall
 from inference.text.tool_calls.call_repairs import (
     ARGUMENTS_KEYS,
     CALL_KEYS,
+    ResolvedCall,
+    has_objects,
     is_name,
     resolve_call,
 )
-from inference.text.tool_calls.json_scanner import WHITESPACE, JsonScanner, ReadState
+from inference.text.tool_calls.json_scanner import (
+    WHITESPACE,
+    JsonScanner,
+    ReadState,
+    compact_json,
+    read_json,
+)
 from inference.text.tool_calls.known_tools import KnownTools
 from inference.text.tool_calls.part_list import PartList
 
@@ -27,14 +38,24 @@ class JsonCall:
     """``is_marked``: it stands between markers; without them, an object with other keys than a
     call's is taken for the answer itself, at the first such key."""
 
-    def __init__(self, tools: KnownTools, parts: PartList, *, is_marked: bool) -> None:
+    def __init__(
+        self, tools: KnownTools, *, is_marked: bool, stream: PartList | None = None
+    ) -> None:
         self.state = ReadState.RUNNING
-        self.has_started = False
+        self.result: ReadCall | None = None
+        """The call, once the object is complete; it may have been streamed instead."""
+        self.has_begun = is_marked
+        self.has_streamed = False
+        self.lacks_brace = False
+        """Whether the object ended without its own closing brace."""
         self._tools = tools
-        self._parts = parts
         self._is_marked = is_marked
+        self._stream = stream
         self._read: Callable[[str, int], int] = self._read_opening
-        self._members: dict[str, object] = {}
+        self._members: dict[str, Any] = {}
+        self._has_trailing_comma = False
+        self._arguments_key = self._arguments_text = ""
+        self._value: list[str] = []
         self._key = ""
         self._scanner = JsonScanner()
         self._arguments: ArgumentsStream | None = None
@@ -49,9 +70,7 @@ class JsonCall:
 
     def close(self) -> None:
         """The answer has ended inside the object."""
-        if self._arguments is not None and self._arguments.is_running:
-            self._arguments.close()
-        self._stop()
+        self._stop(0)
 
     def _read_opening(self, text: str, position: int) -> int:
         if text[position] != "{":
@@ -68,6 +87,7 @@ class JsonCall:
         """After the opening brace or a comma."""
         character = text[position]
         if character == '"':
+            self.has_begun = True
             self._scanner = JsonScanner()
             self._read = self._read_key_text
             return position
@@ -78,10 +98,11 @@ class JsonCall:
     def _read_key_text(self, text: str, position: int) -> int:
         position = self._scanner.feed(text, position)
         if self._scanner.state is ReadState.COMPLETE:
-            self._key = json.loads(self._scanner.take())
+            self._key = read_json(self._scanner.take())
             self._read = self._read_colon
-            if not self._is_marked and not self.has_started and self._key not in CALL_KEYS:
-                return self._stop(position)
+            is_foreign = not self._is_marked and self._key not in CALL_KEYS
+            if self._key in self._members or is_foreign:
+                return self._break(position)
         return position
 
     def _read_colon(self, text: str, position: int) -> int:
@@ -96,36 +117,46 @@ class JsonCall:
         if character in WHITESPACE:
             return position + 1
         name = self._members.get("name")
-        if (
-            character == "{"
-            and self._key in ARGUMENTS_KEYS
-            and is_name(name)
-            and not self.has_started
-        ):
-            self.has_started = True
-            self._parts.start_call(str(name))
-            self._arguments = ArgumentsStream(self._parts)
-            self._read = self._read_arguments
+        is_streamed = character == "{" and self._key in ARGUMENTS_KEYS and is_name(name)
+        if self._stream is not None and is_streamed and not self.has_streamed:
+            self.has_streamed = True
+            self._stream.start_call(str(name))
+            self._arguments = ArgumentsStream(self._stream)
+            self._read = self._read_streamed
         else:
-            self._scanner = JsonScanner()
+            self._scanner, self._value = JsonScanner(), []
             self._read = self._read_value
         return position
 
-    def _read_arguments(self, text: str, position: int) -> int:
+    def _read_streamed(self, text: str, position: int) -> int:
         assert self._arguments is not None
         position = self._arguments.feed(text, position)
-        if not self._arguments.is_running:
+        if self._arguments.state is ReadState.BROKEN:
+            return self._break(position)
+        if self._arguments.state is ReadState.COMPLETE:
             self._read = self._read_after
         return position
 
     def _read_value(self, text: str, position: int) -> int:
         position = self._scanner.feed(text, position)
+        self._value.append(self._scanner.take())
         match self._scanner.state:
             case ReadState.BROKEN:
-                return self._stop(position)
+                return self._break(position)
             case ReadState.COMPLETE:
-                self._members[self._key] = json.loads(self._scanner.take())
-                self._read = self._read_after
+                return self._take_value(position)
+        return position
+
+    def _take_value(self, position: int) -> int:
+        self._has_trailing_comma |= self._scanner.has_trailing_comma
+        written = "".join(self._value)
+        if self._key in ARGUMENTS_KEYS:
+            self._arguments_key, self._arguments_text = self._key, written
+        try:
+            self._members[self._key] = read_json(written)
+        except ValueError:
+            return self._break(position)
+        self._read = self._read_after
         return position
 
     def _read_after(self, text: str, position: int) -> int:
@@ -139,16 +170,34 @@ class JsonCall:
 
     def _end(self, position: int) -> int:
         """The object is whole."""
-        if not self.has_started:
+        if not self.has_streamed:
             call = resolve_call(self._members, self._tools, is_marked=self._is_marked)
-            if call is None:
-                return self._stop(position)
-            self.has_started = True
-            self._parts.start_call(call.name)
-            self._parts.add_arguments(call.arguments)
+            self.result = None if call is None else self._written(call)
+            if self.result is None:
+                return self._break(position)
         self.state = ReadState.COMPLETE
         return position
 
-    def _stop(self, position: int = 0) -> int:
-        self.state = ReadState.COMPLETE if self.has_started else ReadState.BROKEN
+    def _written(self, call: ResolvedCall) -> ReadCall | None:
+        """The arguments as they were written, unless a repair has changed them."""
+        is_kept = call.arguments is self._members.get(self._arguments_key)
+        try:
+            written = self._arguments_text if is_kept else compact_json(call.arguments)
+        except (ValueError, RecursionError):
+            return None
+        may_lack = self._has_trailing_comma and not self._tools.may_be_all(call.name, written)
+        return None if may_lack else ReadCall(call.name, written)
+
+    def _stop(self, position: int) -> int:
+        """Where the object ends without its brace. Inside of arguments with objects of their own
+        the missing one could be any of theirs."""
+        arguments = self._members.get(self._key)
+        is_whole = self._read == self._read_after and self._key in ARGUMENTS_KEYS
+        if is_whole and isinstance(arguments, dict) and not has_objects(arguments):
+            self.lacks_brace = True
+            return self._end(position)
+        return self._break(position)
+
+    def _break(self, position: int) -> int:
+        self.state = ReadState.COMPLETE if self.has_streamed else ReadState.BROKEN
         return position

@@ -3,8 +3,7 @@
     {…}      {…}; {…}      {…}\\n{…}      [{…}, {…}]
 
 Up to three closing braces too many after an object are left out, as models write them. Whitespace
-around the calls is the format's. What is no call comes out as text, with everything before it that
-belongs to it.
+around the calls is the format's.
 """
 
 from __future__ import annotations
@@ -20,79 +19,85 @@ MAX_EXTRA_BRACES = 3
 
 class JsonCalls(CallReader):
     def __init__(
-        self, tools: KnownTools, parts: PartList, *, lead: str, is_marked: bool = True
+        self, tools: KnownTools, *, is_marked: bool = True, stream: PartList | None = None
     ) -> None:
-        """``lead`` was read before the first call (whitespace and marker) and is text again when
-        no call follows."""
-        super().__init__(parts)
+        """``is_marked``: the calls stand behind a marker. ``stream``: where arguments go as they
+        are generated."""
+        super().__init__()
         self._tools = tools
         self._is_marked = is_marked
-        self._held = [lead]
-        """As it came, since the last call that could be read."""
+        self._stream = stream
         self._is_list = False
         self._num_extra_braces = 0
+        self._lacks_brace = False
+        """Whether the last call's object ended without its brace."""
+        self._is_apart = True
+        """Whether anything stands between the call that is read and the one before it. Otherwise it
+        is not known where one ends and the other begins."""
         self._call: JsonCall | None = None
         self._read = self._read_start
 
     def close(self) -> None:
-        """The answer has ended."""
-        if self._call is not None:
-            self._call.close()
-            if self._call.has_started:
-                self._end_call()
+        if self._call is None:
+            self._end()
+            return
+        self._call.close()
+        self._end_call()
         self._end()
 
     def _read_start(self, text: str, position: int) -> int:
         character = text[position]
         if character in WHITESPACE or (character == "[" and not self._is_list):
             self._is_list = self._is_list or character == "["
-            self._held.append(character)
             return position + 1
         return self._begin_call(position) if character == "{" else self._end(position)
 
     def _begin_call(self, position: int) -> int:
-        self._call = JsonCall(self._tools, self._parts, is_marked=self._is_marked)
+        self._call = JsonCall(self._tools, is_marked=self._is_marked, stream=self._stream)
         self._read = self._read_call
         return position
 
     def _read_call(self, text: str, start: int) -> int:
         assert self._call is not None
         position = self._call.feed(text, start)
-        if self._call.state is ReadState.COMPLETE:
+        self._tail.append(text[start:position])
+        if self._call.state is not ReadState.RUNNING:
             self._end_call()
-        elif not self._call.has_started:
-            self._held.append(text[start:position])
-            if self._call.state is ReadState.BROKEN:
-                self._end(position)
         return position
 
     def _end_call(self) -> None:
-        self._call = None
-        self.num_calls += 1
+        assert self._call is not None
+        call, self._call = self._call, None
+        self.has_begun = self.has_begun or call.has_begun
+        self.has_streamed = self.has_streamed or call.has_streamed
+        if call.result is not None:
+            self.calls.append(call.result)
+            self._lacks_brace = call.lacks_brace
+        elif not call.has_streamed:
+            if not self._is_apart:
+                self.calls.clear()
+            self._break()
+            return
         self._num_extra_braces = 0
-        self._held.clear()
+        self._tail.clear()
         self._read = self._read_between
 
     def _read_between(self, text: str, position: int) -> int:
         character = text[position]
+        if self._lacks_brace and character in "{},;":
+            self.calls.clear()
+            return self._break(position)
         if character == "{":
+            self._is_apart = bool(self._tail)
             return self._begin_call(position)
         if character == "}" and self._num_extra_braces < MAX_EXTRA_BRACES:
             self._num_extra_braces += 1
             return position + 1
         if character == "]" and self._is_list:
-            self._held.clear()
+            self._tail.clear()
             self._is_list = False
             return position + 1
         if character not in WHITESPACE and character not in ",;":
             return self._end(position)
-        self._held.append(character)
+        self._tail.append(character)
         return position + 1
-
-    def _end(self, position: int = 0) -> int:
-        held = "".join(self._held)
-        if self.num_calls == 0 or held.strip(WHITESPACE):
-            self._parts.add_text(held)
-        self._held.clear()
-        self.is_done = True
-        return position

@@ -1,7 +1,7 @@
 """One JSON value, read as it is generated and written again as JSON that is always valid.
 
     feed('{"a": [1, 2') ─▶ take() == '{"a":[1'      "2" may go on, so it waits
-    close()             ─▶ take() == ']}'           cut off: what is open is closed
+    state is COMPLETE   once the value is whole; BROKEN at what cannot belong to it
 
 Whitespace outside of strings is left out. What models get wrong inside a value is written right:
 control characters in strings, unknown escapes, trailing commas, Python's True, False and None.
@@ -14,6 +14,7 @@ import enum
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 WHITESPACE = " \t\r\n"
 MAX_DEPTH = 64
@@ -47,6 +48,8 @@ class JsonScanner:
 
     def __init__(self) -> None:
         self.state = ReadState.RUNNING
+        self.has_trailing_comma = False
+        """Whether a member or an item may be missing behind a comma."""
         self._read: Callable[[str, int], int] = self._read_value
         self._written: list[str] = []
         self._pending: list[str] = []
@@ -70,18 +73,6 @@ class JsonScanner:
         written = "".join(self._written)
         self._written.clear()
         return written
-
-    def close(self) -> str:
-        """Ends the value where it stands: open strings and brackets are closed. A key without its
-        value, and a number that might have gone on, are left out. Returns what is left out."""
-        if self._read in (self._read_string, self._read_escape) and not self._is_key:
-            self._written.append('"')
-        elif self._scalar in _LITERALS:
-            self._begin_value(_LITERALS[self._scalar])
-            self._scalar = ""
-        self._written.extend(reversed(self._open))
-        self.state = ReadState.COMPLETE
-        return "".join(self._pending) + self._escape + self._scalar
 
     def _read_value(self, text: str, position: int) -> int:
         character = text[position]
@@ -205,6 +196,7 @@ class JsonScanner:
         return position + 1
 
     def _close_container(self, position: int) -> int:
+        self.has_trailing_comma = self.has_trailing_comma or bool(self._pending)
         self._pending.clear()
         self._written.append(self._open.pop())
         self._end_value()
@@ -227,6 +219,19 @@ class JsonScanner:
     def _break(self, position: int) -> int:
         self.state = ReadState.BROKEN
         return position
+
+
+def read_json(text: str) -> Any:
+    """The value. Raises ``ValueError`` for what is no JSON, and for an object that names a key
+    twice: which of the two values was meant, nobody knows."""
+    return json.loads(text, strict=False, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a key stands twice")
+    return members
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -17,6 +17,7 @@ from inference.text.parts import ToolCallParser
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.grammar_rules import literal, marker
 from inference.text.tool_calls.json_scanner import WHITESPACE
+from inference.text.tool_calls.known_tools import KnownTools
 from inference.text.tool_calls.marked_calls import MarkedCallParser
 from inference.text.tool_calls.markers import special_marker_ids
 from inference.text.tool_calls.named_call import NamedCall, plain_name
@@ -41,12 +42,14 @@ class KimiFormat:
         return special_marker_ids(tokenizer, markers)
 
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
-        def begin(parts: PartList, opening: str, lead: str, character: str) -> NamedCall:
+        known = KnownTools(tools)
+
+        def begin(opening: str, character: str, stream: PartList | None) -> NamedCall:
             expected = CALL_BEGIN if opening == SECTION_BEGIN else None
-            return NamedCall(parts, lead=lead, name_of=_name, opening=expected)
+            return NamedCall(name_of=_name, tools=known, stream=stream, opening=expected)
 
         openings = [SECTION_BEGIN, CALL_BEGIN]
-        return MarkedCallParser(openings, begin, closings=[CALL_END, SECTION_END])
+        return MarkedCallParser(openings, begin, closings=[CALL_END, SECTION_END], inner=[CALL_END])
 
     def grammar(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,13 @@ class KnownTools:
     def properties(self, name: str) -> Mapping[str, Any]:
         properties = self.schema(name).get("properties")
         return properties if isinstance(properties, dict) else {}
+
+    def may_be_all(self, name: str, arguments: str) -> bool:
+        """Whether nothing can be missing from these arguments, a JSON object that ends in a comma:
+        they are all that the tool takes, or nobody knows what it takes."""
+        given = json.loads(arguments)
+        is_flat = not any(isinstance(value, dict | list) for value in given.values())
+        return name not in self or (is_flat and self.properties(name).keys() <= given.keys())
 
     def named_by(self, arguments: Collection[str]) -> str | None:
         """The only tool that takes these arguments."""

@@ -76,11 +76,11 @@ class Llama3Parser(CallParser):
         self._tools = KnownTools(tools)
         self._is_tagged = False
 
-    def _read_text(self, text: str, start: int) -> int:
-        position = self._text.feed(text, start)
-        if self._text.found is None:
-            pass
-        elif self._text.found == TAG:
+    def _confirms(self) -> bool:
+        return self._text.found == TAG or (self._text.has_text and self._may_begin_call(self._text))
+
+    def _found(self, position: int) -> int:
+        if self._text.found == TAG:
             self._lead = [self._text.space, TAG]
             self._is_tagged, self._read = True, self._read_start
         elif self._may_begin_call(self._text):
@@ -104,7 +104,7 @@ class Llama3Parser(CallParser):
             self._lead.append(character)
             self._read = self._read_list_start if character == "[" else self._read_start
             return position + 1
-        return self._begin_json(position) if character == "{" else self._reject(position)
+        return self._begin_json(position) if character == "{" else self._refuse(position)
 
     def _read_list_start(self, text: str, position: int) -> int:
         character = text[position]
@@ -113,23 +113,18 @@ class Llama3Parser(CallParser):
             return position + 1
         if character == "{":
             return self._begin_json(position)
-        self._begin_calls(PythonicCalls(self._parts, lead="".join(self._lead)))
+        self._begin_calls(PythonicCalls(), "".join(self._lead))
         return position
 
     def _begin_json(self, position: int) -> int:
-        before, bracket, space = "".join(self._lead).rpartition("[")
-        calls = JsonCalls(
-            self._tools,
-            self._parts,
-            lead=before if bracket else space,
-            is_marked=self._is_tagged,
-        )
-        if bracket:
-            calls.feed(bracket + space, 0)
-        self._begin_calls(calls)
+        lead = "".join(self._lead)
+        calls = JsonCalls(self._tools, is_marked=self._is_tagged, stream=self._stream)
+        if "[" in lead:
+            calls.feed("[", 0)
+        self._begin_calls(calls, lead)
         return position
 
-    def _reject(self, position: int) -> int:
+    def _refuse(self, position: int) -> int:
         self._parts.add_text("".join(self._lead))
         self._resume_text(follows_call=False)
         return position

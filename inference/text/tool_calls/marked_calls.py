@@ -1,42 +1,52 @@
 """Free text with calls behind markers: what most formats have in common.
 
-    text ──marker──▶ first character ──▶ reader of calls ──done──▶ text
-                     tells which
+    text ──marker──▶ first character ──▶ reader of calls ──▶ closing marker, or text
+                     says which
 
 Whitespace around the calls is left out, and so are the closing markers behind them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from inference.text.tool_calls.call_parser import CallParser
 from inference.text.tool_calls.call_reader import CallReader
 from inference.text.tool_calls.json_scanner import WHITESPACE
 from inference.text.tool_calls.part_list import PartList
 
-BeginCalls = Callable[[PartList, str, str, str], CallReader]
-"""Given the parts to add to, the marker, the lead (the marker and the whitespace around it) and the
-first character behind."""
+BeginCalls = Callable[[str, str, PartList | None], CallReader]
+"""Given the marker, the first character behind it, and where to stream arguments to, if at all."""
 
 
 class MarkedCallParser(CallParser):
     def __init__(
-        self, openings: Sequence[str], begin: BeginCalls, *, closings: Sequence[str] = ()
+        self,
+        openings: Sequence[str],
+        begin: BeginCalls,
+        *,
+        closings: Sequence[str] = (),
+        closed: Collection[str] | None = None,
+        inner: Collection[str] = (),
     ) -> None:
+        """``closed``: the openings behind whose calls a closing marker, another opening or the end
+        of the answer must come; all of them where there are closing markers. ``inner``: the
+        closing markers of one call in a section."""
         super().__init__([*openings, *closings])
         self._begin = begin
         self._closings = closings
+        self._inner_closings = inner
+        self._closed = openings if closed is None and closings else closed or ()
 
-    def _read_text(self, text: str, start: int) -> int:
-        position = self._text.feed(text, start)
+    def _found(self, position: int) -> int:
         self._parts.add_text(self._text.take())
-        if self._text.found is None:
-            return position
-        if self._text.found in self._closings:
+        marker = self._text.found
+        assert marker is not None
+        if marker in self._closings:
             self._close()
         else:
-            self._lead = [self._text.space, self._text.found]
+            self._needs_closing = self._needs_closing or marker in self._closed
+            self._lead = [self._text.space, marker]
             self._read = self._read_first
         return position
 
@@ -52,7 +62,6 @@ class MarkedCallParser(CallParser):
         if text[position] in WHITESPACE:
             self._lead.append(text[position])
             return position + 1
-        marker = self._lead[1]
-        lead = "".join(self._lead)
-        self._begin_calls(self._begin(self._parts, marker, lead, text[position]))
+        calls = self._begin(self._lead[1], text[position], self._stream)
+        self._begin_calls(calls, "".join(self._lead))
         return position

@@ -47,10 +47,10 @@ class MistralFormat:
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
         known = KnownTools(tools)
 
-        def begin(parts: PartList, opening: str, lead: str, character: str) -> CallReader:
+        def begin(opening: str, character: str, stream: PartList | None) -> CallReader:
             if character in "[{":
-                return JsonCalls(known, parts, lead=lead)
-            return NamedCall(parts, lead=lead, name_of=mistral_name)
+                return JsonCalls(known, stream=stream)
+            return NamedCall(name_of=mistral_name, tools=known, stream=stream)
 
         return MarkedCallParser([CALLS], begin)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.parts import Part, ToolCallParser
+from inference.text.parts import ToolCallParser
 from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls.call_parser import CallParser
 from inference.text.tool_calls.grammar_rules import callable_tools, json_call_rules, literal
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.known_tools import KnownTools
-from inference.text.tool_calls.part_list import PartList
 
 
 class PlainFormat:
@@ -47,19 +47,18 @@ class PlainFormat:
         )
 
 
-class PlainParser:
+class PlainParser(CallParser):
     """The whole answer is calls; what is behind them is text."""
 
     def __init__(self, tools: Sequence[ToolDefinition]) -> None:
-        self._parts = PartList()
-        self._calls = JsonCalls(KnownTools(tools), self._parts, lead="", is_marked=False)
+        super().__init__(())
+        self._tools = KnownTools(tools)
+        self._read = self._read_first
 
-    def feed(self, text: str) -> list[Part]:
-        position = self._calls.feed(text, 0)
-        self._parts.add_text(text[position:])
-        return self._parts.take()
+    def _read_first(self, text: str, position: int) -> int:
+        calls = JsonCalls(self._tools, is_marked=False, stream=self._stream)
+        self._begin_calls(calls, "")
+        return position
 
-    def flush(self) -> list[Part]:
-        if not self._calls.is_done:
-            self._calls.close()
-        return self._parts.take()
+    def _found(self, position: int) -> int:
+        raise AssertionError("there is no marker to find")

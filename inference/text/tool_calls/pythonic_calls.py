@@ -9,50 +9,50 @@ from __future__ import annotations
 import ast
 import re
 
-from inference.text.tool_calls.call_reader import CallReader
+from inference.text.tool_calls.call_reader import CallReader, ReadCall
 from inference.text.tool_calls.json_scanner import WHITESPACE, compact_json
-from inference.text.tool_calls.part_list import PartList
+from inference.text.tool_calls.python_literals import literal_value, parse_literals
 
 _NAME_CHARACTER = re.compile(r"[A-Za-z0-9_.-]")
 _PLAIN_RUN = re.compile(r"""[^'"\\()\[\]{}]+""")
-_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-_PYTHON_ESCAPES = frozenset("\\'\"abfnrtvx01234567NuU\n")
-_JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
 class PythonicCalls(CallReader):
-    """``lead`` was read before and is text again when no call follows."""
+    """Its text, from behind the bracket on."""
 
-    def __init__(self, parts: PartList, *, lead: str) -> None:
-        super().__init__(parts)
-        self._held = [lead]
-        """As it came, since the last call that could be read."""
+    def __init__(self) -> None:
+        super().__init__()
         self._name = ""
         self._arguments: list[str] = []
         self._depth = 0
         self._quote = ""
         self._is_escaped = False
+        self._is_whole = False
+        """Whether the list's closing bracket was read."""
         self._read = self._read_name
 
     def feed(self, text: str, start: int) -> int:
         position = start
         while position < len(text) and not self.is_done:
             end = self._read(text, position)
-            self._held.append(text[position:end])
+            self._tail.append(text[position:end])
             position = end
             if self._depth == 0 and self._arguments:
                 self._end_call()
-        if self.is_done:
-            self._release()
+            elif self._is_whole:
+                self._tail.clear()
+                self._end()
         return position
 
     def close(self) -> None:
-        """The answer has ended."""
-        self._release()
+        if self._name or self._arguments:
+            self._break()
+        self._end()
 
     def _read_name(self, text: str, position: int) -> int:
         character = text[position]
         if character == "(" and self._name:
+            self.has_begun = True
             self._read = self._read_arguments
             return position
         if _NAME_CHARACTER.match(character):
@@ -60,8 +60,8 @@ class PythonicCalls(CallReader):
             return position + 1
         if character in WHITESPACE and not self._name:
             return position + 1
-        self.is_done = True
-        return position
+        self.calls.clear()
+        return self._end(position)
 
     def _read_arguments(self, text: str, position: int) -> int:
         """From the opening parenthesis to the closing one."""
@@ -85,13 +85,11 @@ class PythonicCalls(CallReader):
         arguments = _as_json("".join(self._arguments))
         self._arguments.clear()
         if arguments is None:
-            self.is_done = True
+            self._break()
             return
-        self._parts.start_call(self._name)
-        self._parts.add_arguments(arguments)
-        self.num_calls += 1
+        self.calls.append(ReadCall(self._name, arguments))
         self._name = ""
-        self._held.clear()
+        self._tail.clear()
         self._read = self._read_between
 
     def _read_between(self, text: str, position: int) -> int:
@@ -99,48 +97,21 @@ class PythonicCalls(CallReader):
         if character == ",":
             self._read = self._read_name
         elif character == "]":
-            self._read = self._read_end
+            self._is_whole = True
         elif character not in WHITESPACE:
-            self.is_done = True
-            return position
+            return self._end(position)
         return position + 1
-
-    def _read_end(self, text: str, position: int) -> int:
-        self._held.clear()
-        self.is_done = True
-        return position
-
-    def _release(self) -> None:
-        held = "".join(self._held)
-        if self._read == self._read_end:
-            held = ""
-        if self.num_calls == 0 or held.strip(WHITESPACE):
-            self._parts.add_text(held)
-        self._held.clear()
 
 
 def _as_json(arguments: str) -> str | None:
     """``(a=1, b="x")`` as a JSON object; ``None`` when it is anything but named literals."""
     try:
-        call = ast.parse(f"f{_ESCAPE.sub(_python_escape, arguments)}", mode="eval").body
+        call = parse_literals(f"f{arguments}")
         if not isinstance(call, ast.Call) or call.args:
             return None
-        values = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
-        return None if None in values else compact_json(values)
+        names = [keyword.arg for keyword in call.keywords]
+        if None in names or len(set(names)) < len(names):
+            return None
+        return compact_json({one.arg: literal_value(one.value) for one in call.keywords})
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
-
-
-def _python_escape(escape: re.Match[str]) -> str:
-    """Python warns of escapes that it does not have, and keeps their backslash."""
-    return escape.group() if escape.group(1) in _PYTHON_ESCAPES else f"\\{escape.group()}"
-
-
-def _literal(node: ast.expr) -> object:
-    return ast.literal_eval(_JsonNames().visit(node))
-
-
-class _JsonNames(ast.NodeTransformer):
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        is_json = node.id in _JSON_NAMES
-        return ast.copy_location(ast.Constant(_JSON_NAMES[node.id]), node) if is_json else node

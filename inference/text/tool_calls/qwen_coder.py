@@ -40,12 +40,12 @@ class QwenCoderFormat:
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
         known = KnownTools(tools)
 
-        def begin(parts: PartList, opening: str, lead: str, character: str) -> CallReader:
+        def begin(opening: str, character: str, stream: PartList | None) -> CallReader:
             if opening == OPEN and character in "[{":
-                return JsonCalls(known, parts, lead=lead)
-            return TaggedCall(known, parts, lead=lead, is_wrapped=opening == OPEN)
+                return JsonCalls(known)
+            return TaggedCall(known, is_wrapped=opening == OPEN)
 
-        return MarkedCallParser([OPEN, FUNCTION], begin, closings=[CLOSE])
+        return MarkedCallParser([OPEN, FUNCTION], begin, closings=[CLOSE], closed=[OPEN])
 
     def grammar(
         self,

@@ -1,53 +1,52 @@
-"""The value between two tags, as a member of the arguments object.
+"""The value between two tags, as JSON.
 
-A text argument is told as it comes; any other when it is whole, as its schema has it. In some
-formats one newline at either end belongs to the format.
+In some formats one newline at either end belongs to the format. Inside of a value may stand what
+ends one, as text; where it may as well be the format's, behind a tag that is broken, nobody knows
+where the value ends, and it ``is_doubtful``.
 """
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from inference.text.tool_calls.argument_values import as_json
+from inference.text.tool_calls.argument_values import allowed_types, alternatives, as_json
 from inference.text.tool_calls.argument_values import is_text as is_schema_of_text
 from inference.text.tool_calls.free_text import FreeText
-from inference.text.tool_calls.json_scanner import compact_json
-from inference.text.tool_calls.part_list import PartList
+from inference.text.tool_calls.json_scanner import compact_json, read_json
 
 PARAMETER_END = "</parameter>"
 
 
 class TaggedValue:
-    """Adds to ``parts``, its caller's list."""
-
     def __init__(
         self,
-        parts: PartList,
         *,
-        member: str,
         schema: object,
         root: Mapping[str, Any],
         closing: str,
         has_own_lines: bool,
+        doubts: re.Pattern[str],
         is_text: bool | None = None,
     ) -> None:
-        """``member`` is what stands before the value: comma, key and colon. ``has_own_lines``: one
-        newline at either end is not part of it. ``is_text``: whether the call says that it is text,
-        or that it is JSON; ``None``: it says nothing, so the schema does."""
-        self._parts = parts
-        self._member = member
+        """``has_own_lines``: one newline at either end is not part of it. ``doubts``: what inside
+        of it may be the format's. ``is_text``: whether the call says that it is text, or that it is
+        JSON; ``None``: it says nothing, so the schema does."""
         self._schema = schema
         self._root = root
+        self._closing = closing
+        self._doubts = doubts
         self._is_json = is_text is False
         self._is_text = is_schema_of_text(schema, root) if is_text is None else is_text
+        self._may_be_text = any(
+            "string" in allowed_types(one) for one in alternatives(schema, root)
+        )
         self._text = FreeText((closing,))
         self._whole: list[str] = []
         self._is_first = has_own_lines
         self._has_own_lines = has_own_lines
-        if self._is_text:
-            parts.add_arguments(f'{member}"')
+        self._begins_with_line = False
 
     @property
     def is_at_end(self) -> bool:
@@ -56,43 +55,39 @@ class TaggedValue:
 
     def feed(self, text: str, start: int) -> int:
         """Returns where it stopped: at the end, or after a closing tag."""
+        self._begins_with_line = self._begins_with_line or (self._is_first and text[start] == "\n")
         skipped = 1 if self._is_first and text[start] == "\n" else 0
         self._is_first = False
         position = self._text.feed(text, start + skipped)
-        self._tell(self._text.take())
+        self._whole.append(self._text.take())
         return position
 
     def go_on(self, read: str) -> None:
         """The closing tag, and what was ``read`` after it, are part of the value."""
         self._text.reject()
         self._text.feed(read, 0)
-        self._tell(self._text.take())
+        self._whole.append(self._text.take())
 
-    def finish(self) -> None:
+    @property
+    def is_doubtful(self) -> bool:
+        text = "".join(self._whole)
+        is_on_one_line = self._has_own_lines and not self._begins_with_line
+        if is_on_one_line and self._closing in text:
+            return True
+        if "<" in text and not self._may_be_text and self.finish().startswith('"'):
+            return True
+        return self._doubts.search(f"\n{text}\n") is not None
+
+    def finish(self) -> str:
         """The value is whole."""
         space = self._text.space
-        self._tell(space.removesuffix("\n") if self._has_own_lines else space)
+        text = "".join(self._whole)
+        text += space.removesuffix("\n") if self._has_own_lines else space
         if self._is_text:
-            self._parts.add_arguments('"')
-        else:
-            value = self._value("".join(self._whole))
-            self._parts.add_arguments(self._member + value)
-
-    def _value(self, text: str) -> str:
+            return compact_json(text)
         if self._is_json:
             try:
-                return compact_json(json.loads(text, strict=False))
+                return compact_json(read_json(text))
             except (ValueError, RecursionError):
                 pass
         return as_json(text, self._schema, self._root)
-
-    def close(self) -> None:
-        """The answer has ended inside the value."""
-        if self._is_text:
-            self._parts.add_arguments('"')
-
-    def _tell(self, text: str) -> None:
-        if self._is_text:
-            self._parts.add_arguments(compact_json(text)[1:-1])
-        else:
-            self._whole.append(text)

@@ -77,7 +77,7 @@ CASES: dict[str, dict[str, tuple[str, Told]]] = {
             f"{HEAD}function{ds.SEPARATOR}ba",
             [f"{HEAD}function{ds.SEPARATOR}ba"],
         ),
-        "cut off in the arguments": (f"{HEAD}{FENCED[:-7]}", [("bash", '{"command":"l"}')]),
+        "cut off in the arguments": (f"{HEAD}{FENCED[:-7]}", [f"{HEAD}{FENCED[:-7]}"]),
     },
     "deepseek_v31": {
         "one call": (f"{HEAD}{BARE}{END}{ds.CALLS_END}", [LS]),
@@ -135,11 +135,11 @@ CASES: dict[str, dict[str, tuple[str, Told]]] = {
         ),
         "cut off in a text": (
             DSML_PARIS[: DSML_PARIS.index("ris")].join((DSML_SECTION[0], "")),
-            [("get_weather", '{"city":"Pa"}')],
+            [DSML_PARIS[: DSML_PARIS.index("ris")].join((DSML_SECTION[0], ""))],
         ),
         "cut off in another value": (
             DSML_PARIS[: DSML_PARIS.index("3") + 1],
-            [("get_weather", '{"city":"Paris"}')],
+            [DSML_PARIS[: DSML_PARIS.index("3") + 1]],
         ),
     },
     "dsml_v4": {
@@ -171,7 +171,7 @@ CASES: dict[str, dict[str, tuple[str, Told]]] = {
         ),
         "cut off in the arguments": (
             KIMI_LS[: KIMI_LS.index('s"}')],
-            [("bash", '{"command":"l"}')],
+            [KIMI_LS[: KIMI_LS.index('s"}')]],
         ),
         "something else in the section": (
             f"{KIMI_SECTION[0]} none {KIMI_SECTION[1]}",
@@ -203,19 +203,16 @@ CASES: dict[str, dict[str, tuple[str, Told]]] = {
         "the tag in prose": ("Write <tool_call> and then\n", ["Write <tool_call> and then\n"]),
         "a key without its end": (
             GLM_PARIS.replace("days</arg_key>", "days<x>"),
-            [
-                ("get_weather", '{"city":"Paris"}'),
-                "\n<arg_key>days<x>\n<arg_value>3</arg_value>\n</tool_call>",
-            ],
+            [GLM_PARIS.replace("days</arg_key>", "days<x>")],
         ),
         "cut off in the name": ("<tool_call>get_w", ["<tool_call>get_w"]),
         "cut off in a text": (
             GLM_PARIS[: GLM_PARIS.index("ris")],
-            [("get_weather", '{"city":"Pa"}')],
+            [GLM_PARIS[: GLM_PARIS.index("ris")]],
         ),
         "cut off in another value": (
             GLM_PARIS[: GLM_PARIS.index("3") + 1],
-            [("get_weather", '{"city":"Paris"}')],
+            [GLM_PARIS[: GLM_PARIS.index("3") + 1]],
         ),
     },
     "glm_47": {
@@ -272,15 +269,15 @@ CASES: dict[str, dict[str, tuple[str, Told]]] = {
         ),
         "cut off in a text": (
             FG_PARIS[: FG_PARIS.index("ris")],
-            [("get_weather", '{"city":"Pa"}')],
+            [FG_PARIS[: FG_PARIS.index("ris")]],
         ),
         "cut off in a number": (
             FG_PARIS[: FG_PARIS.index("}")],
-            [("get_weather", '{"city":"Paris"}')],
+            [FG_PARIS[: FG_PARIS.index("}")]],
         ),
         "broken": (
             "<start_function_call>call:f{a:1}}<end_function_call>",
-            [("f", '{"a":1}'), "}<end_function_call>"],
+            ["<start_function_call>call:f{a:1}}<end_function_call>"],
         ),
     },
     "gemma_4": {
@@ -300,7 +297,7 @@ CASES: dict[str, dict[str, tuple[str, Told]]] = {
     "harmony": {
         "one call": (HARMONY_LS, [LS]),
         "text before it": (f"I look.{HARMONY_LS}", ["I look.", LS]),
-        "cut off": (HARMONY_LS[:-3], [("bash", '{"command":"l"}')]),
+        "cut off": (HARMONY_LS[:-3], [HARMONY_LS[:-3]]),
     },
     "plain": {
         "one call": (GRANITE_LS, [LS]),

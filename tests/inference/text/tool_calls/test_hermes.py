@@ -8,6 +8,8 @@ from tests.inference.text.tool_calls.calls import FORMATS, Told, read
 
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 PARIS = ("get_weather", '{"city":"Paris"}')
+BROKEN = '{"name":"bash","arguments":{"command":"rm -rf build","cwd": /srv}}'
+INNER = '{"name": "bash", "arguments": {"command": "rm"}}'
 LIST_FILES = ("bash", '{"command":"ls"}')
 
 
@@ -36,10 +38,58 @@ EXAMPLES: dict[str, tuple[str, Told]] = {
     "arguments that are null": (_wrapped('{"name": "now", "arguments": null}'), [("now", "{}")]),
     "one extra brace": (_wrapped(WEATHER + "}"), [PARIS]),
     "three extra braces": (_wrapped(WEATHER + "}\n}}"), [PARIS]),
-    "a fourth is text": (_wrapped(WEATHER + "}}}}"), [PARIS, "}\n</tool_call>"]),
+    "with a fourth it is text": (_wrapped(WEATHER + "}}}}"), [_wrapped(WEATHER + "}}}}")]),
     "doubled braces": (_wrapped(f"{{{WEATHER}}}"), [PARIS]),
     "a brace too few": (_wrapped(WEATHER[:-1]), [PARIS]),
-    "two braces too few": (_wrapped(WEATHER[:-2]), [PARIS]),
+    "two braces too few: an argument may be missing": (
+        _wrapped(WEATHER[:-2]),
+        [_wrapped(WEATHER[:-2])],
+    ),
+    "a brace too few behind objects: it may be one of theirs": (
+        _wrapped('{"name": "f", "arguments": {"a": {"b": 1}}'),
+        [_wrapped('{"name": "f", "arguments": {"a": {"b": 1}}')],
+    ),
+    "a value without its quotes": (_wrapped(BROKEN), [_wrapped(BROKEN)]),
+    "a value without its quotes, cut off": (
+        '<tool_call>{"name": "get_weather", "arguments": {"city": Paris',
+        ['<tool_call>{"name": "get_weather", "arguments": {"city": Paris'],
+    ),
+    "a brace in the middle": (
+        _wrapped('{"name": "bash", "arguments": {"command": "rm -rf build"}}, "cwd": "/srv"}}'),
+        [_wrapped('{"name": "bash", "arguments": {"command": "rm -rf build"}}, "cwd": "/srv"}}')],
+    ),
+    "members beside the arguments": (
+        _wrapped('{"name": "bash", "arguments": {"command": "rm -rf build"}, "cwd": "/srv"}'),
+        [_wrapped('{"name": "bash", "arguments": {"command": "rm -rf build"}, "cwd": "/srv"}')],
+    ),
+    "a key twice": (
+        _wrapped('{"name": "bash", "arguments": {"command": "ls", "command": "rm"}}'),
+        [_wrapped('{"name": "bash", "arguments": {"command": "ls", "command": "rm"}}')],
+    ),
+    "two sets of arguments": (
+        _wrapped('{"name": "bash", "arguments": {"command": "ls"}, "parameters": {}}'),
+        [_wrapped('{"name": "bash", "arguments": {"command": "ls"}, "parameters": {}}')],
+    ),
+    "a call inside of a broken one stays text": (
+        _wrapped(f'{{"name": "f", "arguments": {{"a": b, "c": "{_wrapped(INNER)}"}}}}'),
+        [_wrapped(f'{{"name": "f", "arguments": {{"a": b, "c": "{_wrapped(INNER)}"}}}}')],
+    ),
+    "an argument may be missing behind a comma": (
+        _wrapped('{"name": "get_weather", "arguments": {"city": "Paris", }}'),
+        [_wrapped('{"name": "get_weather", "arguments": {"city": "Paris", }}')],
+    ),
+    "none is missing behind a comma": (
+        _wrapped('{"name": "bash", "arguments": {"command": "ls", }}'),
+        [LIST_FILES],
+    ),
+    "a number as a text": (
+        _wrapped('{"name": "get_weather", "arguments": {"city": "Paris", "days": "3"}}'),
+        [("get_weather", '{"city":"Paris","days":3}')],
+    ),
+    "numbers stay as they are written": (
+        _wrapped('{"name": "f", "arguments": {"a": 1.10e999}}'),
+        [("f", '{"a":1.10e999}')],
+    ),
     "the name inside of the arguments": (
         _wrapped('{"arguments": {"name": "bash", "command": "ls"}}'),
         [LIST_FILES],
@@ -115,19 +165,25 @@ EXAMPLES: dict[str, tuple[str, Told]] = {
     ),
     "broken in the middle": (
         _wrapped('{"name": "f", "arguments": {"a": 1, b: 2}}'),
-        [("f", '{"a":1}'), ",b: 2}}\n</tool_call>"],
+        [_wrapped('{"name": "f", "arguments": {"a": 1, b: 2}}')],
     ),
     "cut off in the name": ('<tool_call>\n{"name": "get_w', ['<tool_call>\n{"name": "get_w']),
     "cut off after the name": ('<tool_call>{"name": "bash"', ['<tool_call>{"name": "bash"']),
     "cut off in a string": (
         '<tool_call>{"name": "f", "arguments": {"a": [{"b": "x\\',
-        [("f", '{"a":[{"b":"x"}]}')],
+        ['<tool_call>{"name": "f", "arguments": {"a": [{"b": "x\\'],
     ),
-    "cut off in a key": ('<tool_call>{"name": "f", "arguments": {"a": 1, "b', [("f", '{"a":1}')]),
-    "cut off in a number": ('<tool_call>{"name": "f", "arguments": {"a": 12', [("f", "{}")]),
+    "cut off in a key": (
+        '<tool_call>{"name": "f", "arguments": {"a": 1, "b',
+        ['<tool_call>{"name": "f", "arguments": {"a": 1, "b'],
+    ),
+    "cut off in a number": (
+        '<tool_call>{"name": "f", "arguments": {"a": 12',
+        ['<tool_call>{"name": "f", "arguments": {"a": 12'],
+    ),
     "cut off after a literal": (
         '<tool_call>{"name": "f", "arguments": {"a": true',
-        [("f", '{"a":true}')],
+        ['<tool_call>{"name": "f", "arguments": {"a": true'],
     ),
     "cut off in the closing marker": (f"<tool_call>{WEATHER}\n</tool", [PARIS]),
 }

@@ -70,7 +70,7 @@ EXAMPLES: dict[str, tuple[str, Told]] = {
     "code behind the tag": (f"{TAG}print(1)", [f"{TAG}print(1)"]),
     "the tag alone": (TAG, [TAG]),
     "cut off in the name": ('{"name": "get_w', ['{"name": "get_w']),
-    "cut off in a string": (WEATHER[:-5], [("get_weather", '{"city":"Par"}')]),
+    "cut off in a string": (WEATHER[:-5], [WEATHER[:-5]]),
 }
 
 

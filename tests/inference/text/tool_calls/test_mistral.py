@@ -47,14 +47,18 @@ EXAMPLES: dict[str, tuple[str, Told]] = {
     "named, an unknown tool": ("[TOOL_CALLS]fly[ARGS]{}", [("fly", "{}")]),
     "named, broken in the middle": (
         "[TOOL_CALLS]f[ARGS]{a}",
-        [("f", "{}"), "a}"],
+        ["[TOOL_CALLS]f[ARGS]{a}"],
+    ),
+    "named, with what is left of a call behind it": (
+        NAMED + ', "days": 3}',
+        [NAMED + ', "days": 3}'],
     ),
     "no call": ("[TOOL_CALLS] nothing at all", ["[TOOL_CALLS] nothing at all"]),
     "a name of several words": ("[TOOL_CALLS]a b{}", ["[TOOL_CALLS]a b{}"]),
     "cut off in the name": ("a [TOOL_CALLS]get_w", ["a [TOOL_CALLS]get_w"]),
     "cut off in the list": ('[TOOL_CALLS][{"name": "ba', ['[TOOL_CALLS][{"name": "ba']),
     "cut off in the marker": ("a [TOOL_", ["a [TOOL_"]),
-    "cut off in a string": (NAMED[:-4], [("get_weather", '{"city":"Par"}')]),
+    "cut off in a string": (NAMED[:-4], [NAMED[:-4]]),
 }
 
 

@@ -103,17 +103,19 @@ EXAMPLES: dict[str, tuple[str, Told]] = {
     "a name that does not end": ("<tool_call>\n<function=a\n>", ["<tool_call>\n<function=a\n>"]),
     "a key that does not end": (
         _with("<parameter=path>\na\n</parameter>\n<parameter=mode\n>"),
-        [("write_file", '{"path":"a"}'), "\n<parameter=mode\n></function>\n</tool_call>"],
+        [_with("<parameter=path>\na\n</parameter>\n<parameter=mode\n>")],
     ),
-    "only the key that does not end is text": (
-        _with(
-            "<parameter=path>\na\n</parameter>\n<parameter=content>\nb\n</parameter>\n"
-            "<parameter=mode\n>"
-        ),
-        [
-            ("write_file", '{"path":"a","content":"b"}'),
-            "\n<parameter=mode\n></function>\n</tool_call>",
-        ],
+    "a broken tag between two arguments": (
+        _with("<parameter=path>\na\n</parameter>\n<paramter=content>\nb\n</parameter>\n"),
+        [_with("<parameter=path>\na\n</parameter>\n<paramter=content>\nb\n</parameter>\n")],
+    ),
+    "a broken closing tag": (
+        _with("<parameter=path>\na\n</parmeter>\n<parameter=content>\nb\n</parameter>\n"),
+        [_with("<parameter=path>\na\n</parmeter>\n<parameter=content>\nb\n</parameter>\n")],
+    ),
+    "a key twice": (
+        _with("<parameter=path>\na\n</parameter>\n<parameter=path>\nb\n</parameter>\n"),
+        [_with("<parameter=path>\na\n</parameter>\n<parameter=path>\nb\n</parameter>\n")],
     ),
     "cut off in the name": ("<tool_call>\n<function=ba", ["<tool_call>\n<function=ba"]),
     "cut off after the name": (
@@ -122,15 +124,15 @@ EXAMPLES: dict[str, tuple[str, Told]] = {
     ),
     "cut off in a text": (
         "<tool_call>\n<function=bash>\n<parameter=command>\nls -\n</para",
-        [("bash", '{"command":"ls -"}')],
+        ["<tool_call>\n<function=bash>\n<parameter=command>\nls -\n</para"],
     ),
     "cut off in another value": (
         "<function=write_file>\n<parameter=path>\na\n</parameter>\n<parameter=mode>\n42",
-        [("write_file", '{"path":"a"}')],
+        ["<function=write_file>\n<parameter=path>\na\n</parameter>\n<parameter=mode>\n42"],
     ),
     "cut off behind a value": (
         "<function=write_file>\n<parameter=mode>\n42\n</parameter>\n</func",
-        [("write_file", '{"mode":42}')],
+        ["<function=write_file>\n<parameter=mode>\n42\n</parameter>\n</func"],
     ),
 }
 

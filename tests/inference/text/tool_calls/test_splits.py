@@ -10,6 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inference.protocol.generation import ToolDefinition
+from inference.text.parts import CallArguments, CallStarted
+from inference.text.tool_calls.call_parser import CallParser
 from tests.inference.text.tool_calls.calls import FORMATS, parts_of, read, told
 
 FRAGMENTS = {
@@ -133,18 +135,36 @@ def test_a_call_that_is_cut_off_is_still_json(
 @pytest.mark.parametrize("name", WRITTEN)
 def test_arguments_are_told_as_they_come(name: str) -> None:
     text = WRITTEN[name].format('{"a": "' + "x" * 100 + '"}')
+    """Where a grammar holds the answer to calls."""
     parser = FORMATS[name].parser([])
+    assert isinstance(parser, CallParser)
+    parser.streams_arguments = True
     begin = text.index("x") + 1
     parser.feed(text[:begin])
     for _ in range(99):
         assert [part.fragment for part in parser.feed("x")] == ["x"]
 
 
-def test_text_arguments_of_tags_are_told_as_they_come() -> None:
-    parser = FORMATS["qwen_coder"].parser([])
-    parser.feed("<tool_call>\n<function=f>\n<parameter=a>\nx")
-    for _ in range(99):
-        assert [part.fragment for part in parser.feed("x")] == ["x"]
+@pytest.mark.parametrize("name", WRITTEN)
+def test_nothing_of_a_call_is_told_before_it_is_whole(name: str) -> None:
+    text = WRITTEN[name].format('{"a": "' + "x" * 9 + '"}')
+    parser = FORMATS[name].parser([])
+    for character in text[:-1]:
+        assert parser.feed(character) == []
+    assert [*parser.feed(text[-1]), *parser.flush()] == [
+        CallStarted("f"),
+        CallArguments('{"a":"xxxxxxxxx"}'),
+    ]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_streamed_arguments_that_are_cut_off_stay_unfinished(name: str) -> None:
+    parser = FORMATS[name].parser([])
+    assert isinstance(parser, CallParser)
+    parser.streams_arguments = True
+    text = WRITTEN[name].format('{"a": "xy", "b": 1}')
+    parts = [*parser.feed(text[: text.index("y") + 1]), *parser.flush()]
+    assert parts == [CallStarted("f"), CallArguments('{"a":"xy')]
 
 
 SCHEMA_WORDS = st.sampled_from(

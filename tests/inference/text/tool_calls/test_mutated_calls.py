@@ -1,0 +1,142 @@
+"""A call is the model's call, whole, or text; never another call.
+
+Each format's valid calls are changed by a few characters: cut, doubled, swapped, moved, replaced.
+What comes out is the call, the text as it was written, or what a strict reading of the changed text
+says too. ``HELEXA_MUTATED_CALLS`` says how many changes to try over all formats.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+import os
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from inference.text.parts import ToolFormat
+from inference.text.tool_calls.json_calls import MAX_EXTRA_BRACES
+from tests.inference.text.tool_calls.calls import FORMATS, Told, parts_of, read, told
+from tests.inference.text.tool_calls.family_cases import FAMILIES
+from tests.inference.text.tool_calls.written_calls import (
+    ARGUMENTS,
+    NAMES,
+    TOOLS,
+    WRITINGS,
+    Calls,
+    lenient_json,
+)
+
+MANY = int(os.environ.get("HELEXA_MUTATED_CALLS", "").strip() or 480)
+PIECES = [*"{}[]\"'\\:,<>/=()_ \n#a1", "}}", '"}', "},", '",', '": ', "null", "\\u00", "</", "`"]
+MAX_SPAN = 24
+
+
+def format_of(name: str) -> ToolFormat:
+    return FORMATS["llama3"] if name.startswith("llama3") else {**FORMATS, **FAMILIES}[name]
+
+
+def mutated(text: str, chooser: random.Random) -> str:
+    start = chooser.randrange(len(text) + 1)
+    end = min(len(text), start + chooser.randint(1, chooser.choice((1, 3, MAX_SPAN))))
+    span, before, after = text[start:end], text[:start], text[end:]
+    match chooser.randrange(8):
+        case 0:
+            return before + after
+        case 1:
+            return before + chooser.choice(PIECES) + span + after
+        case 2:
+            return before + chooser.choice(PIECES) + after
+        case 3:
+            return before + span + span + after
+        case 4:
+            return before + span[::-1] + after
+        case 5:
+            return before
+        case 6:
+            other = chooser.randint(0, MAX_SPAN)
+            return before + after[:other] + span + after[other:]
+        case _:
+            return f"{before}{''.join(chooser.choices(PIECES, k=2))}{after}"
+
+
+def same(value: Any, other: Any) -> bool:
+    """Equal, but for how a number or an object is written where the schema asks for another way."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(same(value[key], other[key]) for key in value)
+    if isinstance(value, str) != isinstance(other, str):
+        text, plain = (value, other) if isinstance(value, str) else (other, value)
+        try:
+            return bool(lenient_json(text) == plain)
+        except ValueError:
+            return False
+    return bool(value == other)
+
+
+def readings(name: str, written: str, answer: Told) -> Iterator[Calls]:
+    """What the text strictly says, without the text around its calls: as it stands, with the brace
+    that may be missing, and without up to three that are too many."""
+    before, after = (one if isinstance(one, str) else "" for one in (answer[0], answer[-1]))
+    block = written.removeprefix(before).removesuffix(after)
+    end = block.rfind("}") + 1
+    braces = "}" * MAX_EXTRA_BRACES
+    spare = (block[: end - n] + block[end:] for n in range(4) if braces[:n] == block[end - n : end])
+    cut = re.sub(r"\s*<[^<>]*\Z", "", block)
+    added = (block[:end] + brackets + block[end:] for brackets in ("}", "]", "}]"))
+    for text in (written, block, cut, *added, *spare):
+        try:
+            yield WRITINGS[name].read(text)
+        except (ValueError, RecursionError):
+            continue
+
+
+def fault(name: str, written: str, call: tuple[str, dict[str, Any]], answer: Told) -> str | None:
+    """``None``: the answer is the call, the text, or what the text strictly says."""
+    calls = [(one[0], json.loads(one[1])) for one in answer if not isinstance(one, str)]
+    if not calls:
+        return None if "".join(map(str, answer)) == written else "the text is not whole"
+    if name == "llama3_python" and any(keyword.iskeyword(one[0]) for one in calls):
+        return None  # Python, which is the second reader, has another meaning for it
+    if all((one[0] == call[0] or one[0] not in NAMES) and same(one[1], call[1]) for one in calls):
+        return None
+    is_said = any(
+        len(says) == len(calls)
+        and all(
+            one[0] == two[0] and same(one[1], two[1]) for one, two in zip(calls, says, strict=True)
+        )
+        for says in readings(name, written, answer)
+    )
+    return None if is_said else "another call"
+
+
+@pytest.mark.parametrize("name", WRITINGS)
+def test_valid_calls_are_read_wherever_they_are_cut(name: str) -> None:
+    for called, arguments in ARGUMENTS:
+        written = WRITINGS[name].write(called, arguments)
+        assert WRITINGS[name].read(written) == [(called, arguments)], written
+        whole = read(format_of(name), written, TOOLS)
+        assert [(one[0], json.loads(one[1])) for one in whole] == [(called, arguments)], written
+        assert told(parts_of(format_of(name), written, TOOLS)) == whole
+    for cut in range(len(written)):
+        assert told(parts_of(format_of(name), [written[:cut], written[cut:]], TOOLS)) == whole
+
+
+@pytest.mark.parametrize("name", WRITINGS)
+def test_a_changed_call_is_the_call_or_text(name: str) -> None:
+    chooser = random.Random(f"{name} {MANY}")
+    for _ in range(max(1, MANY // len(WRITINGS))):
+        called, arguments = call = chooser.choice(ARGUMENTS)
+        written = mutated(WRITINGS[name].write(called, arguments), chooser)
+        answer = read(format_of(name), written, TOOLS)
+        assert fault(name, written, call, answer) is None, f"{written}\n{call}\n{answer}"
+        cuts = (
+            range(len(written))
+            if MANY > 10_000 and chooser.random() < 0.02
+            else [chooser.randrange(len(written) + 1)]
+        )
+        for cut in cuts:
+            pieces = [written[:cut], written[cut:]]
+            assert told(parts_of(format_of(name), pieces, TOOLS)) == answer, written
