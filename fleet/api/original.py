@@ -25,7 +25,7 @@ from inference.protocol.load import LoadFailure
 from metering.api.problems import ProblemError
 from metering.api.schema import ROWS
 
-LOAD_TIMEOUT_S = 1800.0
+LOAD_TIMEOUT_S = 3600.0
 UNLOAD_TIMEOUT_S = 180.0
 FLAT_REFUSALS = {
     "type": "object",

@@ -10,7 +10,7 @@ from typing import Any
 
 from helexa_site.config import Config
 from helexa_site.doctor.findings import Finding, failed, ok, warning
-from inference.settings.neuron import HF_HOME, HF_HUB_CACHE
+from inference.settings.neuron import HF_CACHE, HF_HOME, HF_HUB_CACHE
 from inference.settings.setting import Setting
 from inference.settings.storage import DATA_DIR, FILES_DIR
 
@@ -31,7 +31,7 @@ def disk_findings(
     ]
     if config.files_dir is not None:
         folders.append(("the directory of clients' files", config.files_dir, FILES_DIR))
-    for setting in (HF_HUB_CACHE, HF_HOME):
+    for setting in (HF_CACHE, HF_HUB_CACHE, HF_HOME):
         if named := setting.read(environment):
             folders.append(("the cache of Hugging Face", Path(named), setting))
             break

@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from inference.loading.errors import BadFileError, DownloadFailedError, LoadError
+from inference.loading.hub_cache import REPOSITORY_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +53,22 @@ def _urls(metadata: Metadata) -> Iterator[Any]:
         yield metadata.get(f"general.base_model.{index}.repo_url")
 
 
+def original_of(directory: Path) -> list[str]:
+    """The repository whose name that of a downloaded GGUF repository is without ``-GGUF``."""
+    for part in directory.parts:
+        if part.startswith(REPOSITORY_PREFIX) and part.lower().endswith("-gguf"):
+            return [part.removeprefix(REPOSITORY_PREFIX)[: -len("-gguf")].replace("--", "/")]
+    return []
+
+
 def base_tokenizer(
-    metadata: Metadata, fetch: FetchTokenizer, cause: BadFileError
+    metadata: Metadata, fetch: FetchTokenizer, cause: BadFileError, also: Sequence[str] = ()
 ) -> tuple[str, dict[str, Any]]:
     """The text of tokenizer.json and the object of tokenizer_config.json, from the first repository
-    whose vocabulary is the file's. Raises ``BadFileError``, which says what was tried."""
+    whose vocabulary is the file's. ``also``: repositories to try after those that it names. Raises
+    ``BadFileError``, which says what was tried."""
     tried = []
-    for repo in base_repositories(metadata):
+    for repo in dict.fromkeys([*base_repositories(metadata), *also]):
         try:
             directory = fetch(repo)
             definition = (directory / "tokenizer.json").read_text(encoding="utf-8")
@@ -73,9 +83,9 @@ def base_tokenizer(
     ) from cause
 
 
-def base_chat_template(metadata: Metadata, fetch: FetchTokenizer) -> Any:
+def base_chat_template(metadata: Metadata, fetch: FetchTokenizer, also: Sequence[str] = ()) -> Any:
     """A template's text, a list of named ones, or ``None`` where none can be had."""
-    for repo in base_repositories(metadata):
+    for repo in dict.fromkeys([*base_repositories(metadata), *also]):
         try:
             directory = fetch(repo)
         except LoadError as error:

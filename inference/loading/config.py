@@ -13,11 +13,12 @@ from pathlib import Path
 from inference.loading.checked_config import check_config
 from inference.loading.errors import BadFileError, MissingFileError
 from inference.loading.malformed import refuses_malformed
+from inference.loading.model_type import with_model_type
 from inference.models.config import ModelConfig
 from inference.models.families.hub_config import Json
 from inference.models.families.limits import check_counts
 from inference.models.families.quantization import read_quantization
-from inference.models.families.registry import check_architecture
+from inference.models.families.registry import check_architecture, known_model_types
 from inference.models.families.tower import with_pixels
 
 PROCESSOR = "preprocessor_config.json"
@@ -51,7 +52,8 @@ def read_json(path: Path) -> Json:
 def parse_config(config: Json, generation: Json) -> ModelConfig:
     """``config`` and ``generation`` are config.json and generation_config.json, parsed. Raises
     ``BadFileError``, ``UnknownArchitectureError``."""
-    family = check_architecture(str(config.get("model_type")))
+    config = with_model_type(config, known_model_types())
+    family = check_architecture(str(config["model_type"]))
     with refuses_malformed("config.json"):
         check_counts(config)
         read_quantization(config)

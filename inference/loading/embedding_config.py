@@ -19,10 +19,11 @@ from inference.loading.config import read_directory_config, read_json
 from inference.loading.errors import BadFileError, UnknownArchitectureError
 from inference.loading.learnt_config import learnt_config
 from inference.loading.malformed import refuses_malformed
+from inference.loading.model_type import with_model_type
 from inference.models.embedding_config import Activation, EmbeddingConfig, Pooling
 from inference.models.families.hub_config import Json, check_dense, positive_integer
 from inference.models.families.limits import check_counts
-from inference.models.families.registry import unknown_architecture
+from inference.models.families.registry import known_model_types, unknown_architecture
 
 ENCODERS = ("bert", "camembert", "distilbert", "modernbert", "mpnet", "roberta", "xlm-roberta")
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")
@@ -57,6 +58,7 @@ def read_embedding_config(directory: Path) -> EmbeddingConfig | None:
     """``None`` for a model that generates text. Raises ``MissingFileError``, ``BadFileError``,
     ``UnknownArchitectureError``."""
     config = read_json(directory / "config.json")
+    config = with_model_type(config, (*ENCODERS, *DECODERS, *known_model_types()))
     with refuses_malformed("the description of the model"):
         return _read(directory, config)
 

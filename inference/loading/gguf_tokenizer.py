@@ -27,6 +27,9 @@ SPACE = "\u2581"
 Metadata = Mapping[str, Any]
 
 
+TOKENS = "tokenizer.ggml.tokens"
+
+
 def convert_tokenizer(metadata: Metadata) -> tuple[Tokenizer, dict[str, Any]]:
     """The tokenizer and its tokenizer_config.json. Raises ``BadFileError``."""
     try:
@@ -146,8 +149,9 @@ def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
 
 
 def told_config(metadata: Metadata) -> dict[str, Any]:
-    """What the file itself says, under tokenizer_config.json's names."""
-    tokens: list[str] = _list(metadata, "tokens")
+    """What the file itself says, under tokenizer_config.json's names. One without a vocabulary
+    says nothing of special tokens."""
+    tokens: list[str] = _list(metadata, "tokens") if TOKENS in metadata else []
     config: dict[str, Any] = {
         ours: tokens[token_id]
         for ours, theirs in (
@@ -156,7 +160,7 @@ def told_config(metadata: Metadata) -> dict[str, Any]:
             ("unk_token", "unknown"),
             ("pad_token", "padding"),
         )
-        if (token_id := metadata.get(f"tokenizer.ggml.{theirs}_token_id")) is not None
+        if (token_id := metadata.get(f"tokenizer.ggml.{theirs}_token_id")) is not None and tokens
     }
     for name in ("add_bos_token", "add_eos_token"):
         if (flag := metadata.get(f"tokenizer.ggml.{name}")) is not None:

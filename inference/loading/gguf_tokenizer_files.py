@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from inference.loading.base_repo import (
     base_repositories,
     base_tokenizer,
     no_repository,
+    original_of,
 )
 from inference.loading.errors import UnknownTokenizerError
 from inference.loading.gguf_header import GGUFHeader
@@ -40,10 +41,11 @@ def tokenizer_directory(
     directory = cache_dir / "tokenizers" / _fingerprint(header)
     if directory.is_dir():
         return directory
-    definition, config = _tokenizer_of(header.metadata, fetch)
+    also = original_of(header.path)
+    definition, config = _tokenizer_of(header.metadata, fetch, also)
     if "chat_template" not in config:
-        template = base_chat_template(header.metadata, fetch)
-        if template is None and base_repositories(header.metadata):
+        template = base_chat_template(header.metadata, fetch, also)
+        if template is None and (base_repositories(header.metadata) or also):
             # Asked again at the next load: the hub may only have been out of reach.
             directory = directory.with_name(f"{directory.name}-no-template")
         elif template is not None:
@@ -52,13 +54,15 @@ def tokenizer_directory(
     return directory
 
 
-def _tokenizer_of(metadata: Metadata, fetch: FetchTokenizer) -> tuple[str, dict[str, Any]]:
+def _tokenizer_of(
+    metadata: Metadata, fetch: FetchTokenizer, also: Sequence[str]
+) -> tuple[str, dict[str, Any]]:
     """tokenizer.json and tokenizer_config.json, out of the metadata or the base repository."""
     try:
         tokenizer, config = convert_tokenizer(metadata)
         return tokenizer.to_str(), config
     except UnknownTokenizerError as error:
-        definition, base_config = base_tokenizer(metadata, fetch, error)
+        definition, base_config = base_tokenizer(metadata, fetch, error, also)
         return definition, {**base_config, **told_config(metadata)}
 
 

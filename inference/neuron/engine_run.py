@@ -103,6 +103,7 @@ class EngineRun:
         self._fault: Failure | None = None
         """Why it ends, where that is known."""
         self._load_failure: LoadFailure | None = None
+        self._begun_s = time.monotonic()
         self._ready_s: float | None = None
 
     # Any thread.
@@ -265,7 +266,8 @@ class EngineRun:
             self._silence = Silence()
         self._on_loaded(report)
         self._record.engine_loaded(self.engine, text)
-        log.info("replica %s: ready after %.1f s", self._spec.model, report.load_seconds)
+        took_s = time.monotonic() - self._begun_s
+        log.info("replica %s: ready after %.1f s", self._spec.model, took_s)
         self._context.on_change()
         self._ready_s = time.monotonic()
 

@@ -85,6 +85,14 @@ SIMULATED_DEVICES: Setting[Path | None] = Setting(
     doc="for tests of fleets alone: a JSON file of devices that do not exist "
     "(`inference/neuron/simulated_devices.py`)",
 )
+HF_CACHE: Setting[str | None] = Setting(
+    name="HELEXA_HF_CACHE",
+    kind=Text("a path"),
+    default=None,
+    default_words="`HF_HUB_CACHE`, else `hub` in `HF_HOME`, else in the data directory",
+    readers=NEURON | ENGINE,
+    doc="where models of the hub are downloaded to, and found that other programs have downloaded",
+)
 HF_HOME: Setting[str | None] = Setting(
     name="HF_HOME",
     kind=Text("a path"),

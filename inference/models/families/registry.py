@@ -102,6 +102,10 @@ def family_of(config: ModelConfig) -> Family:
     return _BY_MODEL_TYPE[config.architecture]
 
 
+def known_model_types() -> tuple[str, ...]:
+    return tuple(_BY_MODEL_TYPE)
+
+
 def check_architecture(model_type: str) -> Family:
     """Raises ``UnknownArchitectureError``, which names the nearest ones."""
     family = _BY_MODEL_TYPE.get(model_type)

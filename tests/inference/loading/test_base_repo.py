@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,23 @@ def test_an_unknown_rule_takes_the_tokenizer_of_the_base_and_keeps_it(
     repositories.asked.clear()
     assert tokenizer_directory(header(contents), tmp_path, repositories.fetch) == directory
     assert repositories.asked == [], "converted once"
+
+
+@pytest.mark.parametrize("lacking", ["a known rule", "a vocabulary"])
+def test_a_downloaded_repository_falls_back_to_its_name_without_gguf(
+    lacking: str, header: Any, base_folder: Path, tmp_path: Path
+) -> None:
+    contents = {} if lacking == "a vocabulary" else metadata("viking")
+    contents.pop("general.base_model.count", None)
+    snapshot = tmp_path / "models--org--base-GGUF" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    moved = header(contents).path.rename(snapshot / "model.gguf")
+    repositories = Repositories(**{"org/base": base_folder})
+    found = replace(header(contents), path=moved)
+    directory = tokenizer_directory(found, tmp_path / "cache", repositories.fetch)
+    assert repositories.asked[0] == "org/base"
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    assert config["chat_template"] == TEMPLATE
 
 
 def test_the_files_own_template_wins(header: Any, base_folder: Path, tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from inference.loading.config import parse_config, read_directory_config
 from inference.loading.errors import BadFileError, MissingFileError, UnknownArchitectureError
 from inference.loading.gguf_config import read_gguf_config
 from inference.loading.gguf_header import read_header
+from inference.loading.model_type import with_model_type
 from inference.models.config import RopeScaling
 from inference.models.families.gguf_keys import SAMPLING_KEYS, text_facts
+from inference.models.families.registry import known_model_types
 
 from .conftest import SIZES, save_gguf
 
@@ -254,3 +256,32 @@ def test_gguf_of_an_unknown_architecture(tmp_path: Path) -> None:
     path = save_gguf(tmp_path / "x.gguf", TABLE, architecture="rwkv")
     with pytest.raises(UnknownArchitectureError, match="rwkv"):
         read_gguf_config(read_header(path))
+
+
+@pytest.mark.parametrize(
+    ("architectures", "model_type"),
+    [
+        (["LlamaForCausalLM"], "llama"),
+        (["Qwen3MoeForCausalLM"], "qwen3_moe"),
+        (["Unheard", "Qwen3ForCausalLM"], "qwen3"),
+        (["GPT2LMHeadModel"], "gpt2"),
+    ],
+)
+def test_a_missing_model_type_is_inferred(architectures: list[str], model_type: str) -> None:
+    found = with_model_type({"architectures": architectures}, ("gpt2", *known_model_types()))
+    assert found["model_type"] == model_type
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "config.json has neither model_type nor architectures"),
+        ({"architectures": "Llama"}, "neither model_type nor architectures"),
+        ({"architectures": ["MadeUpForCausalLM"]}, "no model_type, and MadeUpForCausalLM"),
+    ],
+)
+def test_what_says_no_architecture_is_refused_by_the_files_name(
+    config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadFileError, match=message):
+        parse_config(config, {})

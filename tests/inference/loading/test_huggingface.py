@@ -283,3 +283,5 @@ def test_the_users_own_cache_comes_first(tmp_path: Path, monkeypatch: pytest.Mon
     assert hub_cache_dir(tmp_path) == Path("/somewhere/hub")
     monkeypatch.setenv("HF_HUB_CACHE", "/elsewhere")
     assert hub_cache_dir(tmp_path) == Path("/elsewhere")
+    monkeypatch.setenv("HELEXA_HF_CACHE", "/ours")
+    assert hub_cache_dir(tmp_path) == Path("/ours")

@@ -1,0 +1,32 @@
+"""The ``model_type`` of a config.json that lacks one, by the classes that it names. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from inference.loading.errors import BadFileError
+from inference.models.families.hub_config import Json
+
+HEAD = re.compile(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")
+"""``ForCausalLM``, ``ForSequenceClassification``: what follows the architecture's name."""
+
+
+def with_model_type(config: Json, known: Iterable[str]) -> Json:
+    """``config`` itself where it has a ``model_type``. Raises ``BadFileError`` where its
+    ``architectures`` name none of ``known``."""
+    if config.get("model_type") is not None:
+        return config
+    architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not architectures:
+        raise BadFileError("config.json has neither model_type nor architectures")
+    by_letters = {_letters(model_type): model_type for model_type in known}
+    for name in architectures:
+        if found := by_letters.get(_letters(HEAD.sub("", str(name)))):
+            return {**config, "model_type": found}
+    named = ", ".join(map(str, architectures))
+    raise BadFileError(f"config.json has no model_type, and {named} is of none that runs here")
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[_-]", "", name.lower())
