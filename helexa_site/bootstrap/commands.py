@@ -145,7 +145,8 @@ def _neuron(arguments: list[str]) -> int:
     if options.joining is not None:
         say(
             "neuron",
-            f"joined as {options.joining.neuron}; from now on: {neuron_program()} neuron",
+            f"keeping the invitation of {options.joining.neuron}; from now on: "
+            f"{neuron_program()} neuron",
         )
     os.environ[DATA_DIR.name] = str(data_dir)
     sys.stdout.flush()

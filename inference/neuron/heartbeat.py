@@ -16,6 +16,7 @@ import redis
 from redis.client import Pipeline
 
 from inference.neuron.name_lease import LEASE_EXPIRY_MS, NameLease, NameLostError
+from inference.neuron.redis_client import AccessRefusal, InvitationVoidError
 from inference.protocol.heartbeat import NeuronHeartbeat, encode_heartbeat
 from inference.protocol.held import HeldRequests, encode_held_requests
 from inference.protocol.keys import (
@@ -108,7 +109,7 @@ class GatewayWatch:
 
 class Heart:
     """Calls ``on_beat`` each second from its own thread. Redis being away does not stop it; losing
-    the neuron's name does, and calls ``on_lost``."""
+    the neuron's name or its invitation does, and calls ``on_lost``."""
 
     def __init__(self, on_beat: Callable[[], None], on_lost: Callable[[], None]) -> None:
         self._on_beat = on_beat
@@ -116,6 +117,7 @@ class Heart:
         self._wake = threading.Event()
         self._stopping = False
         self._is_reaching = True
+        self._access = AccessRefusal()
         self._thread = SupervisedThread(self._run, name="heartbeat")
 
     def start(self) -> None:
@@ -139,8 +141,11 @@ class Heart:
             try:
                 self._on_beat()
                 self._tell(None)
+                self._access.note(None)
             except redis.RedisError as error:
                 self._tell(error)
+                if self._is_shut_out(error):
+                    return
             except NameLostError as error:
                 log.critical("%s; this one ends", error)
                 self._on_lost()
@@ -149,6 +154,15 @@ class Heart:
                 log.exception("a heartbeat broke")
             self._wake.wait(HEARTBEAT_INTERVAL_S)
             self._wake.clear()
+
+    def _is_shut_out(self, error: redis.RedisError) -> bool:
+        try:
+            self._access.note(error)
+        except InvitationVoidError as void:
+            log.critical("%s; this neuron ends", void)
+            self._on_lost()
+            return True
+        return False
 
     def _tell(self, error: redis.RedisError | None) -> None:
         """Once per outage, and once when it is over."""

@@ -26,7 +26,7 @@ import redis
 from redis.client import Pipeline
 
 from inference.neuron.earlier_life import EarlierLife
-from inference.neuron.redis_client import ensure_trusted
+from inference.neuron.redis_client import AccessRefusal, ensure_trusted
 from inference.protocol.keys import HEARTBEAT_EXPIRY_S, lease_key
 
 log = logging.getLogger(__name__)
@@ -87,10 +87,11 @@ class NameLease:
         self, earlier: EarlierLife | None = None, *, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         """Returns when the name is ours; waits for an absent Redis, and for the lease of a life
-        that died to expire. Raises ``NameHeldError``, ``RedisUntrustedError``."""
+        that died to expire. Raises ``NameHeldError``, ``RedisUntrustedError``,
+        ``InvitationVoidError``."""
         last_life = b"" if earlier is None else earlier.lease_value
         last_left_ms: int | None = None
-        is_reaching = True
+        is_reaching, access = True, AccessRefusal()
         while True:
             try:
                 held, left_ms = self._try(last_life)
@@ -98,6 +99,7 @@ class NameLease:
                 ensure_trusted(error)
                 if is_reaching:
                     log.error("the name %s waits for Redis: %s", self.neuron, error)
+                access.note(error)
                 is_reaching, last_left_ms = False, None
             else:
                 is_reaching = True

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ssl
+import time
+from collections.abc import Callable
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 SOCKET_TIMEOUT_S = 2.0
+REFUSED_LIMIT_S = 60.0
 
 
 class RedisUntrustedError(Exception):
@@ -20,6 +23,37 @@ class RedisUntrustedError(Exception):
             "certificate is another since this host was invited, run neurons invite on the "
             "gateway and join again by its line"
         )
+
+
+class InvitationVoidError(Exception):
+    """Redis has refused this host's name and password for so long that waiting changes nothing."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"Redis refuses this host's name and password ({reason}): its invitation was revoked, "
+            "or a newer one has replaced it. Run neurons invite on the gateway and join again by "
+            "its line"
+        )
+
+
+class AccessRefusal:
+    """For how long Redis has refused this host without a break. A Redis that has just been started
+    has no users of invited hosts until the control has made them."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since_s: float | None = None
+
+    def note(self, error: redis.RedisError | None) -> None:
+        """What came of the last command. Raises ``InvitationVoidError``."""
+        if not isinstance(error, redis.AuthenticationError):
+            self._since_s = None
+            return
+        now_s = self._clock()
+        if self._since_s is None:
+            self._since_s = now_s
+        if now_s - self._since_s >= REFUSED_LIMIT_S:
+            raise InvitationVoidError(str(error)) from error
 
 
 def connect(redis_url: str) -> redis.Redis:

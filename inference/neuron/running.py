@@ -17,7 +17,7 @@ from inference.neuron.ending import EXIT_NAME_LOST, Ending
 from inference.neuron.engine_process import engine_command
 from inference.neuron.load_watch import load_stall_limit_s
 from inference.neuron.name_lease import NameHeldError
-from inference.neuron.redis_client import RedisUntrustedError, connect
+from inference.neuron.redis_client import InvitationVoidError, RedisUntrustedError, connect
 from inference.neuron.service import NeuronService
 from inference.neuron.silence import silence_limit_s
 from inference.neuron.simulated_devices import SimulatedDevices
@@ -74,7 +74,7 @@ def run(name: str) -> int:
     except NameHeldError as error:
         log.critical("%s", error)
         return EXIT_NAME_HELD
-    except RedisUntrustedError as error:
+    except (RedisUntrustedError, InvitationVoidError) as error:
         log.critical("%s", error)
         return EXIT_MISCONFIGURED
     app = create_app(name=name, redis_url=redis_url)

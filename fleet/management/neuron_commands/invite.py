@@ -14,7 +14,10 @@ class Invite(AddRow):
     def show(self, run: Run, row: Row) -> None:
         if not run.options["json"]:
             where = installation().value
-            run.stderr.write(f"On {row['neuron']}, {where} (shown this once):")
+            run.stderr.write(
+                f"On {row['neuron']}, {where} (shown this once; an earlier line of that name is "
+                "void from now on):"
+            )
         run.show(row, f"{neuron_program()} neuron --join {row['join']}")
 
 
