@@ -30,6 +30,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from fleet.hub.deadline import DeadlineError, within
 from fleet.hub.errors import HubUnavailableError, RepositoryUnknownError
 from fleet.hub.offers import HubRepository
 from inference.loading.embedding_config import check_directory_config
@@ -38,6 +39,9 @@ from inference.loading.files import SAFETENSORS_NAME, config_files
 from inference.loading.huggingface import HuggingFaceHub
 
 TIMEOUT_S = 10.0
+"""Of each read."""
+TOTAL_TIMEOUT_S = 30.0
+"""Of a question with all that it reads."""
 MAX_FOUND = 30
 MAX_JSON_BYTES = 4_000_000
 GATED = (
@@ -70,15 +74,16 @@ class HubClient:
     def repository(self, name: str, revision: str | None = None) -> HubRepository:
         """Raises ``HubUnavailableError``, ``RepositoryUnknownError``."""
         with self._named(name, revision):
-            info = self._api.model_info(
-                name, revision=revision, files_metadata=True, timeout=TIMEOUT_S
-            )
-            sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-            access_problem, problem = None, None
-            try:
-                problem = self._safetensors_problem(info, sizes)
-            except GatedRepoError:
-                access_problem = GATED.format(name=info.id)
+            return within(TOTAL_TIMEOUT_S, lambda: self._repository(name, revision))
+
+    def _repository(self, name: str, revision: str | None) -> HubRepository:
+        info = self._api.model_info(name, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+        access_problem, problem = None, None
+        try:
+            problem = self._safetensors_problem(info, sizes)
+        except GatedRepoError:
+            access_problem = GATED.format(name=info.id)
         return HubRepository(
             name=info.id,
             commit=info.sha or "",
@@ -92,24 +97,27 @@ class HubClient:
     def search(self, words: str) -> tuple[HubMatch, ...]:
         """Most downloaded first. Raises ``HubUnavailableError``."""
         with self._named(words, None):
-            # The library's own search has no time limit, and asks again and again, for 23 s, where
-            # nobody answers.
-            response = get_session().get(
-                f"{self._endpoint}/api/models",
-                params={"search": words, "sort": "downloads", "limit": MAX_FOUND},
-                headers=build_hf_headers(),
-                timeout=TIMEOUT_S,
+            return within(TOTAL_TIMEOUT_S, lambda: self._search(words))
+
+    def _search(self, words: str) -> tuple[HubMatch, ...]:
+        # The library's own search has no time limit, and asks again and again, for 23 s, where
+        # nobody answers.
+        response = get_session().get(
+            f"{self._endpoint}/api/models",
+            params={"search": words, "sort": "downloads", "limit": MAX_FOUND},
+            headers=build_hf_headers(),
+            timeout=TIMEOUT_S,
+        )
+        hf_raise_for_status(response)
+        return tuple(
+            HubMatch(
+                name=found["id"],
+                num_downloads=found.get("downloads") or 0,
+                num_likes=found.get("likes") or 0,
+                is_gated=bool(found.get("gated")),
             )
-            hf_raise_for_status(response)
-            return tuple(
-                HubMatch(
-                    name=found["id"],
-                    num_downloads=found.get("downloads") or 0,
-                    num_likes=found.get("likes") or 0,
-                    is_gated=bool(found.get("gated")),
-                )
-                for found in response.json()
-            )
+            for found in response.json()
+        )
 
     def _safetensors_problem(self, info: ModelInfo, sizes: dict[str, int]) -> str | None:
         """Why this build does not run them, by the rules of a load; ``None``: it does. Raises
@@ -134,6 +142,10 @@ class HubClient:
             raise HubUnavailableError("HF_HUB_OFFLINE is set, so the hub is not asked")
         try:
             yield
+        except DeadlineError as error:
+            raise HubUnavailableError(
+                f"{self._endpoint} did not answer within {TOTAL_TIMEOUT_S:.0f} s"
+            ) from error
         except HFValidationError as error:
             raise RepositoryUnknownError(
                 f"{name!r} is not a repository: write org/name, as in Qwen/Qwen3-0.6B"

@@ -27,6 +27,8 @@ PROGRESS_EVERY_S = 30.0
 """How often a line is printed where no line can be overwritten."""
 REFRESH_EVERY_S = 1.0
 FAILURE_LINES = 12
+LIMIT_S = 6 * 3600.0
+"""A server that sends a byte now and then keeps pip waiting for ever; 3 GB at 1.2 Mbit/s fit in."""
 COLLECTING = re.compile(r"^Collecting ")
 DOWNLOADING = re.compile(r"^\s*Downloading (?:\S*/)?(?P<file>[^\s/]+)(?: \((?P<size>[^)]+)\))?")
 INSTALLING = re.compile(r"^Installing collected packages: ")
@@ -117,13 +119,16 @@ def _read(output: IO[str], log: IO[str], progress: PipProgress) -> None:
 
 
 def _show(process: subprocess.Popen[str], progress: PipProgress) -> None:
-    """Until pip ends."""
+    """Until pip ends, which it is made to do after ``LIMIT_S``."""
     is_terminal = sys.stdout.isatty()
     while True:
         try:
             process.wait(REFRESH_EVERY_S if is_terminal else PROGRESS_EVERY_S)
             break
         except subprocess.TimeoutExpired:
+            if progress.elapsed_s > LIMIT_S:
+                say("environment", f"pip is ended: it took over {LIMIT_S / 3600:.0f} hours")
+                process.kill()
             if is_terminal:
                 overwrite_line("environment", str(progress))
             else:

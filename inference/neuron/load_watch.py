@@ -3,6 +3,7 @@
     progressed(another stage, bytes, tensors) ─▶ from 0 ──look──▶ how long nothing moved
     progressed(queued), stop                  ─▶ not watched
 
+A download has to bring ``MIN_DOWNLOADED_BYTES`` each time, so that a source that drips ends too.
 What waits for other loads is not watched: their own watches end those. Pure: times are arguments.
 """
 
@@ -17,6 +18,9 @@ from inference.settings.neuron import LOAD_STALL_S
 GRACE_S = 30.0
 """How long the thread of a load may take to end it, until the load is given up without it."""
 
+MIN_DOWNLOADED_BYTES = 1024 * 1024
+"""What a download brings in each period that is not called a stall: 1.2 KB/s by default."""
+
 
 def load_stall_limit_s(environment: Mapping[str, str]) -> float | None:
     """``None``: a load may stand still for ever. Raises ``SettingError``."""
@@ -28,18 +32,22 @@ class LoadWatch:
 
     def __init__(self) -> None:
         self._last: LoadProgress | None = None
+        self._moved: LoadProgress | None = None
+        """What counted as progress last."""
         self._silence: Silence | None = None
 
     def progressed(self, progress: LoadProgress) -> None:
         if progress.stage is LoadStage.QUEUED:
             self._silence = None
-        elif progress != self._last or self._silence is None:
-            self._silence = Silence()
+        elif self._silence is None or self._moved is None or _has_moved(self._moved, progress):
+            self._silence, self._moved = Silence(), progress
+        elif progress.done < self._moved.done:
+            self._moved = progress
         self._last = progress
 
     def stop(self) -> None:
         """It has loaded or failed."""
-        self._last = self._silence = None
+        self._last = self._moved = self._silence = None
 
     def look(self, now_s: float) -> float:
         """For how many seconds nothing has moved."""
@@ -50,6 +58,14 @@ class LoadWatch:
         at = "its start" if self._last is None else in_words(self._last)
         message = f"the load made no progress for {stalled_s:.0f} s at {at}"
         return LoadFailure(code="load_stalled", message=message)
+
+
+def _has_moved(before: LoadProgress, progress: LoadProgress) -> bool:
+    is_same_file = (progress.stage, progress.detail) == (before.stage, before.detail)
+    if progress.stage is not LoadStage.DOWNLOADING or not is_same_file:
+        return progress != before
+    is_whole = progress.done == progress.total != before.done
+    return is_whole or progress.done - before.done >= MIN_DOWNLOADED_BYTES
 
 
 def in_words(progress: LoadProgress) -> str:

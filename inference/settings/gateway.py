@@ -191,7 +191,8 @@ BODY_TIMEOUT_S: Setting[int] = Setting(
     kind=WholeNumber(1, MAX_WAIT_S, "seconds"),
     default=20,
     readers=GATEWAY,
-    doc="a request whose body brings less than 4 KiB in such a time gets 408",
+    doc="a request whose body brings less than 4 KiB in such a time, or takes over an hour, "
+    "gets 408",
 )
 IDLE_TIMEOUT_S: Setting[int] = Setting(
     name="HELEXA_IDLE_TIMEOUT_S",

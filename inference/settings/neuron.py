@@ -33,7 +33,8 @@ LOAD_STALL_S: Setting[int] = Setting(
     default=900,
     readers=NEURON,
     doc="a load or download of which nothing has moved for so long, neither bytes nor tensors nor "
-    "its stage, fails with `load_stalled`; 0 waits for ever",
+    "its stage, fails with `load_stalled`, as does a download that brings less than 1 MiB in it; "
+    "0 waits for ever",
 )
 ENGINE_THREADS: Setting[int | None] = Setting(
     name="HELEXA_ENGINE_THREADS",

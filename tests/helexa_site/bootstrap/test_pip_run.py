@@ -82,3 +82,12 @@ def test_a_long_download_is_said_now_and_then(
     lines = "Collecting torch\n  Downloading torch-2.13.0.whl (190.1 MB)"
     _, shown, _ = pip(f"print({lines!r}); import time; time.sleep(2)", capsys)
     assert "1 package, downloading torch-2.13.0.whl (190.1 MB)" in shown
+
+
+def test_a_pip_that_takes_for_ever_is_ended(
+    pip, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pip_run, "PROGRESS_EVERY_S", 0.05)
+    monkeypatch.setattr(pip_run, "LIMIT_S", 0.1)
+    code, shown, _ = pip("import time; time.sleep(600)", capsys)
+    assert code != 0 and "pip is ended" in shown

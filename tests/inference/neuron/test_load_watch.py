@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from inference.neuron.load_watch import LoadWatch, in_words, load_stall_limit_s
+from inference.neuron.load_watch import (
+    MIN_DOWNLOADED_BYTES,
+    LoadWatch,
+    in_words,
+    load_stall_limit_s,
+)
 from inference.protocol.load import LoadProgress, LoadStage
 from inference.settings.setting import SettingError
 
@@ -86,3 +91,24 @@ def test_the_limit_is_the_operators() -> None:
     assert load_stall_limit_s({"HELEXA_LOAD_STALL_S": "0"}) is None
     with pytest.raises(SettingError, match="HELEXA_LOAD_STALL_S"):
         load_stall_limit_s({"HELEXA_LOAD_STALL_S": "soon"})
+
+
+def downloading(done: int, detail: str = "model.gguf") -> LoadProgress:
+    return LoadProgress(
+        stage=LoadStage.DOWNLOADING, done=done, total=10**9, unit="bytes", detail=detail
+    )
+
+
+def test_a_download_that_drips_makes_no_progress() -> None:
+    """A byte each minute kept a download going for ever."""
+    watch = LoadWatch()
+    for done in range(10):
+        watch.progressed(downloading(done))
+        stalled_s = watched(watch, 100 * done, 99)
+    assert stalled_s == 999
+    watch.progressed(downloading(MIN_DOWNLOADED_BYTES))
+    assert watched(watch, 1000, 5) == 5
+    watch.progressed(downloading(0, "another.gguf"))
+    assert watched(watch, 1010, 5) == 5
+    watch.progressed(downloading(10**9, "another.gguf"))
+    assert watched(watch, 1020, 5) == 5

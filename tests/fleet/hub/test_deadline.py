@@ -1,0 +1,54 @@
+"""A hub that sends a byte now and then: what is asked of it ends."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from fleet.hub import client, deadline
+from fleet.hub.client import HubClient
+from fleet.hub.deadline import DeadlineError, within
+from fleet.hub.errors import HubUnavailableError
+
+LONG_S = 120.0
+
+
+@pytest.mark.parametrize("method", ["repository", "search"])
+def test_an_answer_that_drips_is_given_up(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read was in time, so it took for ever, and held a thread of the admin's."""
+    ended = threading.Event()
+    monkeypatch.setattr(client, "TOTAL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(HubClient, f"_{method}", lambda *_: ended.wait(LONG_S))
+    with pytest.raises(HubUnavailableError, match="did not answer within"):
+        getattr(HubClient(), method)("org/tiny")
+    ended.set()
+
+
+def test_what_is_asked_is_answered_or_raised() -> None:
+    def broken() -> Any:
+        raise ValueError("no")
+
+    assert within(LONG_S, lambda: 5) == 5
+    with pytest.raises(ValueError, match="no"):
+        within(LONG_S, broken)
+
+
+def test_a_hub_that_hangs_takes_a_bounded_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deadline, "_free_threads", threading.BoundedSemaphore(2))
+    ended, num_asked = threading.Event(), 0
+
+    def hang() -> None:
+        nonlocal num_asked
+        num_asked += 1
+        ended.wait(LONG_S)
+
+    for _ in range(4):
+        with pytest.raises(DeadlineError):
+            within(0.05, hang)
+    assert num_asked == 2
+    ended.set()
+    assert within(LONG_S, lambda: 5) == 5
