@@ -7,6 +7,16 @@ from fleet.measurements import DeviceKind
 
 MIB = 1024**2
 
+USUAL_CONTEXT_TOKENS = 32 * 1024
+"""The context that is wanted of a model whose catalogue entry bounds none."""
+WANTED_CONTEXTS = 4
+"""So many full contexts at once are what a load asks for: beyond that, more room serves nobody
+much, and large devices stay free for large models."""
+UNKNOWN_SHARE = 0.25
+UNKNOWN_BYTES = 2 * 1024**3
+"""What is wanted for keys and values while no load has shown what a token takes: a part of what
+the model needs, and this."""
+
 
 class Needs:
     """What one entry needs. Looks through its measured loads once."""
@@ -14,6 +24,7 @@ class Needs:
     __slots__ = (
         "_device_bytes",
         "_fallback_bytes",
+        "_kv_token_bytes",
         "_largest",
         "_own",
         "_usual_bytes",
@@ -27,6 +38,7 @@ class Needs:
         num_ranks = 1 if entry.device == "cpu" else entry.tensor_parallel
         self.num_devices = max(1, entry.min_devices, num_ranks)
         self.least_total_bytes = (entry.min_device_vram_mb or 0) * MIB
+        self._kv_token_bytes = max((one.kv_token_bytes for one in entry.measured_loads), default=0)
         self._own: dict[tuple[str, DeviceKind], int] = {}
         self._largest: dict[DeviceKind, tuple[int, str]] = {}
         for load in entry.measured_loads:
@@ -81,3 +93,14 @@ class Needs:
             total = self.total_bytes("", kind)
             self._usual_bytes[kind] = None if total is None else -(-total // self.num_devices)
         return self._usual_bytes[kind]
+
+    def wanted_bytes(self, device_bytes: int) -> int:
+        """What is to be free on a device that needs ``device_bytes`` for it, so that it can do
+        all there that is asked of it: ``WANTED_CONTEXTS`` contexts at once. Keys and values that
+        the operator asked for by number are in what it needs."""
+        if self.entry.kv_memory_bytes is not None:
+            return device_bytes
+        if not self._kv_token_bytes:
+            return int(device_bytes * (1 + UNKNOWN_SHARE)) + UNKNOWN_BYTES // self.num_devices
+        tokens = WANTED_CONTEXTS * (self.entry.max_context_tokens or USUAL_CONTEXT_TOKENS)
+        return device_bytes + tokens * self._kv_token_bytes // self.num_devices

@@ -3,7 +3,7 @@
     READY replica ────────────▶ Route    the conversation's own, else the least busy
     LOADING or RECOVERING ────▶ Wait     a load is under way, or its neuron blinks
     asleep, and room for it ──▶ Load     it wakes: a load that is several times cheaper
-    room on a device ─────────▶ Load     cards before processors, the snuggest comfortable one
+    room on a device ─────────▶ Load     cards before processors, where it can do most
     room if idle ones leave ──▶ Load     that names what leaves first: where least is lost
     room after a turn ────────▶ Wait     those that are in use there have their turn first
     only DRAINING ────────────▶ Wait     it may be loaded again once it is gone

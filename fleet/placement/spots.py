@@ -1,6 +1,6 @@
 """Where a model could go: devices with room for it, or with room once idle replicas have left.
 
-    free        room now                                        the snuggest comfortable one
+    free        room now                                        the snuggest where it can do all
     evicting    room once idle, unpinned replicas have left     where least is lost
     in a turn   room once replicas in use have had their turn   where it is soonest
 
@@ -23,10 +23,6 @@ from fleet.placement.grounds import (
 from fleet.placement.needs import Needs
 from fleet.placement.residents import MIN_TURN_S, Ground
 from fleet.placement.victims import loss_of, victims_of
-
-COMFORT = 1.25
-"""A device is comfortable with so much of what is needed at least: the rest holds longer contexts.
-Among comfortable devices the snuggest is taken, so that large ones stay free for large models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +64,9 @@ def free_spot(
 def _snug_spot(
     needs: Needs, kind: DeviceKind, by_free: ByFree, least: int, excluded: Collection[str]
 ) -> Spot | None:
-    """A spot on one device: the fullest that is comfortable, else the roomiest."""
-    found = _snuggest(needs, kind, by_free, COMFORT * least, excluded)
+    """A spot on one device: the fullest with all that is wanted (context and sequences), else the
+    roomiest."""
+    found = _snuggest(needs, kind, by_free, needs.wanted_bytes(least), excluded)
     if found is None or found[0][0]:
         found = _snuggest(needs, kind, by_free, least, excluded)
     if found is None:
@@ -96,7 +93,7 @@ def _snuggest(
                 continue
             if device.info.total_memory_bytes < needs.least_total_bytes:
                 continue
-            key = (*_snugness(free, each), name, device.name)
+            key = (*_snugness(needs, free, each), name, device.name)
             if best is None or key < best[0]:
                 best = (key, each)
             if is_ordered and not key[0]:
@@ -115,7 +112,7 @@ def _roomy_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None
         for device in here.devices:
             free = device.free_bytes(model)
             if free >= (each or 0) and device.info.total_memory_bytes >= needs.least_total_bytes:
-                roomy.append((*_snugness(free, each), device.name))
+                roomy.append((*_snugness(needs, free, each), device.name))
         if len(roomy) < needs.num_devices:
             continue
         chosen = sorted(roomy)[: needs.num_devices]
@@ -273,11 +270,13 @@ def _together(
     return Spot(neuron, tuple(sorted(name for name, _ in least)), each, tuple(victims.values()))
 
 
-def _snugness(free_bytes: int, needed_bytes: int | None) -> tuple[bool, int]:
-    """Orders devices; less is better. A model of unknown size tries the roomiest first."""
+def _snugness(needs: Needs, free_bytes: int, needed_bytes: int | None) -> tuple[bool, int]:
+    """Orders devices; less is better. Those with all that is wanted come first, the fullest before
+    the others, so that large ones stay free for large models; of those with less, the roomiest. A
+    model of unknown size tries the roomiest first."""
     if needed_bytes is None:
         return (False, -free_bytes)
-    is_tight = free_bytes < COMFORT * needed_bytes
+    is_tight = free_bytes < needs.wanted_bytes(needed_bytes)
     return (is_tight, -free_bytes if is_tight else free_bytes)
 
 

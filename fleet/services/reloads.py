@@ -21,8 +21,8 @@ from fleet.services.job_messages import send_reload
 from fleet.services.job_starts import job_create
 from fleet.services.load_jobs import load_job_start
 from fleet.services.presence import reporting_neuron
-from fleet.snapshot import FleetSnapshot
-from inference.protocol.heartbeat import ReplicaStatus
+from fleet.snapshot import FleetSnapshot, ReplicaView
+from inference.protocol.heartbeat import ReplicaStatus, device_name
 from metering.actor import Actor
 
 
@@ -73,13 +73,26 @@ def reload_plan(entry: CatalogueEntry, neuron_name: str, snapshot: FleetSnapshot
     others = tuple(one for one in snapshot.neurons if one.name != neuron_name)
     decision = place(entry, FleetSnapshot(neurons=others))
     match decision:
-        case Load(evict=()):
+        case Load(evict=()) if _has_as_much_room(decision, snapshot, replica):
             return decision
+        case Load(evict=()):
+            return (
+                f"In place; requests wait meanwhile: {decision.neuron} has less room for it than "
+                f"it has on {neuron_name}"
+            )
         case Route():
             return f"In place: {decision.neuron} serves it meanwhile"
         case Wait():
             return f"In place; requests wait meanwhile: {decision.reason}"
     return "In place; requests wait meanwhile: no other neuron has room for a second one"
+
+
+def _has_as_much_room(load: Load, snapshot: FleetSnapshot, replica: ReplicaView) -> bool:
+    """Whether the model could do as much there as it does where it is."""
+    neuron = snapshot.neuron(load.neuron)
+    devices = () if neuron is None else neuron.devices
+    free = [one.free_memory_bytes for one in devices if device_name(one) in load.devices]
+    return sum(free) >= (replica.memory_bytes or 0)
 
 
 def _elsewhere_first(actor: Actor, job: LoadJob, plan: Load) -> LoadJob:

@@ -19,6 +19,7 @@ from metering.actor import COMMAND
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+GIB = 1024**3
 OLD = {"job_id": "old", "spec_digest": "0123456789abcdef"}
 
 
@@ -50,6 +51,7 @@ def status_of(job: LoadJob) -> str:
         ("ready", None, "beauty"),
         ("ready", "ready", "In place: beauty serves it meanwhile"),
         ("ready", "loading", "In place; requests wait meanwhile: tiny is loading on beauty"),
+        ("ready", "smaller", "In place; requests wait meanwhile: beauty has less room for it"),
         ("ready", "full", "In place; requests wait meanwhile: no other neuron has room"),
         ("failed", None, "In place: it serves nobody now"),
         (None, None, "In place: it serves nobody now"),
@@ -59,7 +61,13 @@ def test_plan(build, model, beast: str | None, beauty: str | None, plan: str) ->
     def beat(name: str, status: str | None):
         if status == "full":
             return build.heartbeat(name, devices=[])
-        states = [] if status is None else [build.replica(status=ReplicaStatus(status))]
+        if status == "smaller":
+            return build.heartbeat(name, devices=[build.device(free_memory_bytes=GIB)])
+        states = (
+            []
+            if status is None
+            else [build.replica(status=ReplicaStatus(status), memory_bytes=4 * GIB)]
+        )
         return build.heartbeat(name, replicas=states)
 
     snapshot = build_snapshot([beat("beast", beast), beat("beauty", beauty)])
