@@ -49,6 +49,11 @@ def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
                 )
                 if send is not None:
                     load_job_send(job=job, send=send)
+            if job.evict:
+                evicted = ", ".join(job.evict)
+                logger.warning(
+                    "loading %s evicts %s from %s", job.model_name, evicted, job.neuron.name
+                )
             return job
         except IntegrityError:
             logger.info("another %s job for %s came first, or what it names is gone", job.kind, job)

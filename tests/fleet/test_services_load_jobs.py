@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def test_start_sends_the_spec_to_the_neurons_queue(model, neuron, sent) -> None:
     job = start()
-    assert (job.status, job.requested_by) == (LoadJobStatus.PENDING, "command")
+    assert (job.status, job.requested_by) == (LoadJobStatus.PENDING, str(COMMAND))
     ((name, (spec,), options),) = sent.tasks
     assert name == "neuron.load_model"
     assert msgspec.convert(spec, LoadSpec) == LoadSpec(
@@ -99,7 +99,7 @@ def test_a_load_of_an_edited_model_takes_the_place_of_the_one_under_way(job, mod
     assert sent.tasks[-1][1][0]["revision"] == "2.0"
 
 
-def test_where_and_what_must_go_travels_with_the_load(model, neuron, sent) -> None:
+def test_where_and_what_must_go_travels_with_the_load(model, neuron, sent, caplog) -> None:
     job = services.load_job_start(
         actor=COMMAND,
         model_name="tiny",
@@ -108,6 +108,7 @@ def test_where_and_what_must_go_travels_with_the_load(model, neuron, sent) -> No
         evict=("other",),
     )
     assert (job.devices, job.evict) == (["cuda:1"], ["other"])
+    assert caplog.messages == ["loading tiny evicts other from beast"]
     spec = msgspec.convert(sent.tasks[0][1][0], LoadSpec)
     assert (spec.devices, spec.evict) == (["cuda:1"], ["other"])
 
