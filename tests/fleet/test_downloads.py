@@ -53,7 +53,7 @@ def test_a_pull_from_start_to_end_with_its_actor(beast, sent, say) -> None:
     assert spec == {"job_id": str(download.pk), "source": SOURCE, "file": "Q4_K_M"}
     assert start(file="Q4_K_M").pk == download.pk, "it is under way already"
     entry = AuditEntry.objects.get(action="download.pull")
-    assert (entry.actor, entry.object_id, entry.detail["file"]) == ("command", SOURCE, "Q4_K_M")
+    assert (entry.actor, entry.object_id, entry.detail["file"]) == (str(COMMAND), SOURCE, "Q4_K_M")
 
     say(jobs=[state(download, "queued")])
     tasks.record_heartbeats()

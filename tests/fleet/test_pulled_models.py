@@ -67,7 +67,7 @@ def test_what_was_pulled_is_a_model_by_the_name_that_its_client_has_for_it(beast
     assert (entry.name, entry.source, entry.file) == ("qwen3-0.6b-q8_0", source, "Q8_0")
     assert entry.vram_mb == 1127
     created = AuditEntry.objects.filter(action__in=("model.create", "alias.create"))
-    assert [entry.actor for entry in created] == ["command", "command"]
+    assert [entry.actor for entry in created] == 2 * [str(COMMAND)]
     other = PullRequest(source="huggingface:org/Qwen3-0.6B-Q8_0", called="hf.co/x--y/z")
     pull_offer(other, state, COMMAND)
     found = selectors.catalogue_find("qwen3-0.6b-q8_0-2")

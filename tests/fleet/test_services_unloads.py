@@ -30,7 +30,7 @@ def test_an_unload_is_a_job_that_ends_when_the_replica_is_gone(model, neuron, se
 
     services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
     job = unload()
-    assert (job.kind, job.status, job.requested_by) == ("unload", "pending", "command")
+    assert (job.kind, job.status, job.requested_by) == ("unload", "pending", str(COMMAND))
     ((name, arguments, options),) = sent.tasks
     assert (name, arguments, options["queue"]) == ("neuron.unload_model", ["tiny"], "neuron.beast")
     assert say(build.replica()).status == LoadJobStatus.PENDING
