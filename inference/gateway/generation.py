@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from inference.gateway.gateway import Gateway
 from inference.gateway.running import run_request
 from inference.gateway.streaming import STREAM_GRACE_S, StreamingConsumer
-from inference.protocol.events import Event, Finished
+from inference.protocol.events import ChoiceFinished, Event, Finished
 from inference.wire import openai_errors
 from inference.wire.dialect import (
     Encoder,
@@ -71,9 +71,22 @@ class GenerationConsumer(StreamingConsumer):
         if not request.stream:
             if parts := await _encoded(encoder, events):
                 await self.respond_in_parts(200, parts)
-        elif frames := b"".join([encoder.encode(event) for event in events]):
+        elif frames := await _frames(encoder, events):
             await self._send_frames(frames, last=self._has_finished)
             self._has_begun = True
+
+
+async def _frames(encoder: Encoder, events: Sequence[Event]) -> bytes:
+    """Other tasks run after each large part."""
+    parts: list[bytes] = []
+    for event in events:
+        if not isinstance(event, ChoiceFinished) or not isinstance(encoder, PartsEncoder):
+            parts.append(encoder.encode(event))
+            continue
+        for part in encoder.parts(event):
+            parts.append(part)
+            await asyncio.sleep(0)
+    return b"".join(parts)
 
 
 async def _encoded(encoder: Encoder, events: Sequence[Event]) -> list[bytes]:

@@ -11,7 +11,7 @@ Source: https://platform.openai.com/docs/api-reference/responses-streaming.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import orjson
@@ -56,8 +56,18 @@ DELTA_MARK = b".delta\ndata: "
 class ResponseStreamEncoder:
     """One request's events as named server-sent events."""
 
-    def __init__(self, settings: AnswerSettings, request_id: str, clock: UnixClock) -> None:
+    def __init__(
+        self,
+        settings: AnswerSettings,
+        request_id: str,
+        clock: UnixClock,
+        *,
+        writes_closings: bool = True,
+    ) -> None:
+        """Without ``writes_closings`` the frames that end an item, which are large where it has log
+        probabilities, are left out."""
         self._settings = settings
+        self._writes_closings = writes_closings
         self._request_id = request_id
         self._head = {
             "id": response_id(request_id),
@@ -78,7 +88,17 @@ class ResponseStreamEncoder:
         """As the last event that carried it said."""
 
     def encode(self, event: Event) -> bytes:
-        frames = self._encoded(event)
+        return self._padded(self._encoded(event))
+
+    def parts(self, event: Event) -> Iterator[bytes]:
+        """What ``encode`` gives, a frame at a time where it is large: three frames that close a
+        message hold all of its log probabilities."""
+        if isinstance(event, ChoiceFinished):
+            yield from map(self._padded, self._choice_finished(event))
+        else:
+            yield self.encode(event)
+
+    def _padded(self, frames: bytes) -> bytes:
         return padded(frames, marks=DELTA_MARK) if self._settings.pads_deltas else frames
 
     def _encoded(self, event: Event) -> bytes:
@@ -96,7 +116,7 @@ class ResponseStreamEncoder:
                 self._told = sampling_echo(event) | lost_turns(event)
                 return self.opening() + self._lifecycle("in_progress")
             case ChoiceFinished():
-                return self._choice_finished(event)
+                return b"".join(self._choice_finished(event))
             case Finished():
                 status, fields = self._ending(event.usage)
                 return self._lifecycle(status, **fields)
@@ -183,14 +203,13 @@ class ResponseStreamEncoder:
             )
         )
 
-    def _choice_finished(self, event: ChoiceFinished) -> bytes:
+    def _choice_finished(self, event: ChoiceFinished) -> Iterator[bytes]:
         self._reason = event.reason
-        frames = b""
         if self._pending_logprobs and isinstance(self._open, MessageItem):
-            frames = self._frame(*self._open.delta_with_logprobs("", self._pending_logprobs))
+            yield self._frame(*self._open.delta_with_logprobs("", self._pending_logprobs))
         if self._open is None and not self._output:
-            frames, _ = self._open_message()
-        return frames + self._close("incomplete" if self._is_cut else "completed")
+            yield self._open_message()[0]
+        yield from self._closing("incomplete" if self._is_cut else "completed")
 
     def _ending(self, usage: Usage) -> tuple[str, dict[str, Any]]:
         """The status it ends with and what else the response then says."""
@@ -217,12 +236,19 @@ class ResponseStreamEncoder:
         return frames + self._frames(item.opening())
 
     def _close(self, status: Status) -> bytes:
+        return b"".join(self._closing(status))
+
+    def _closing(self, status: Status) -> Iterator[bytes]:
         item, self._open = self._open, None
         if item is None:
-            return b""
-        frames = self._frames(item.closing(status))
+            return
+        closing = item.closing(status)
         self._output.append(item.as_object(status))
-        return frames
+        if self._writes_closings:
+            for event in closing:
+                yield self._frame(*event)
+        else:
+            self.next_number += len(closing)
 
     def _next_index(self) -> int:
         return len(self._output) + (self._open is not None)
@@ -261,7 +287,7 @@ class ResponseBodyEncoder:
     """The same events folded: the response that the last one of them carries."""
 
     def __init__(self, settings: AnswerSettings, request_id: str, clock: UnixClock) -> None:
-        self._events = ResponseStreamEncoder(settings, request_id, clock)
+        self._events = ResponseStreamEncoder(settings, request_id, clock, writes_closings=False)
 
     def response_after(self, event: Finished) -> dict[str, Any]:
         return self._events.response_after(event)

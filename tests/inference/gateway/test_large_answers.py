@@ -6,12 +6,12 @@ import asyncio
 import base64
 import struct
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
-from inference.gateway import large_bodies, streams
+from inference.gateway import generation, large_bodies, streams
 from inference.gateway.body_writer import PIECE_BYTES
 from inference.gateway.gateway import Gateway
 from inference.neuron.event_parts import batches_within
@@ -234,3 +234,34 @@ async def test_large_bodies_are_parsed_beside_the_loop(
     ask = CHAT | {"messages": [{"role": "user", "content": text}]}
     assert (await client.post("/v1/chat/completions", ask)).status == 200
     assert [thread is threading.main_thread() for thread in threads] == [not is_large]
+
+
+async def test_other_tasks_run_between_the_frames_that_end_an_item() -> None:
+    """Each of the three holds all log probabilities of the answer."""
+    num_turns: list[int] = []
+
+    class Encoder:
+        def encode(self, event: Event) -> bytes:
+            return b"a"
+
+        def parts(self, event: Event) -> Iterator[bytes]:
+            for _ in range(3):
+                num_turns.append(ticks)
+                yield b"b"
+
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    ticking = asyncio.create_task(tick())
+    try:
+        end = ChoiceFinished(request_id="r", reason="stop")
+        events: list[Event] = [Delta(request_id="r", text="x"), end]
+        assert await generation._frames(Encoder(), events) == b"abbb"
+    finally:
+        ticking.cancel()
+    assert len(set(num_turns)) == 3
