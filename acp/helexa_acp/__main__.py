@@ -70,15 +70,21 @@ def _said(arguments: list[str]) -> int:
 def set_up_logging(environ: Mapping[str, str]) -> None:
     """To a file or to standard error: standard output belongs to the protocol."""
     path = environ.get("HELEXA_ACP_LOG_FILE")
-    try:
-        handler = logging.FileHandler(path) if path else logging.StreamHandler(sys.stderr)
-    except OSError as error:
-        raise ConfigError(f"HELEXA_ACP_LOG_FILE {path} cannot be written: {error}") from None
+    failure: OSError | None = None
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if path:
+        try:
+            handler = logging.FileHandler(path)
+        except OSError as error:
+            failure = error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     # These say every request, with its address.
     for name in ("httpx2", "httpcore2", "openai", "anthropic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    if failure is not None:
+        log = logging.getLogger(__name__)
+        log.warning("HELEXA_ACP_LOG_FILE %s cannot be written, logging here: %s", path, failure)
 
 
 if __name__ == "__main__":

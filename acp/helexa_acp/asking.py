@@ -66,7 +66,7 @@ class Asker:
             has_api_tools = self.endpoints.has_api_tools(selector)
             projection, request = await self._request(tools, has_api_tools)
             try:
-                await self._stream(request, draft, finds_calls=bool(tools) and not has_api_tools)
+                await self._stream(request, draft, finds_calls=bool(tools))
                 counted = draft.usage.input_tokens
                 learnt.tokens_per_estimated = counted / projection.estimated_tokens
                 return

@@ -32,6 +32,13 @@ class CommandOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """A file that the editor did not read."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClientPort:
     client: Client
     capabilities: ClientCapabilities
@@ -63,12 +70,12 @@ class ClientPort:
     def has_terminals(self) -> bool:
         return bool(self.capabilities.terminal)
 
-    async def read_text(self, path: Path) -> str | None:
-        """What the editor has, unsaved changes included; None where it will not say."""
+    async def read_text(self, path: Path) -> str | Unread:
+        """What the editor has, unsaved changes included, or why it does not say."""
         try:
             response = await self.client.read_text_file(session_id=self.session_id, path=str(path))
-        except (RequestError, ValueError):
-            return None
+        except (RequestError, ValueError) as error:
+            return Unread(str(error))
         return response.content
 
     async def write_text(self, path: Path, content: str) -> None:

@@ -2,6 +2,8 @@
 
 Up to three closing braces too many are dropped; a name that was written inside the arguments is
 taken from there; a missing name is inferred from the arguments' keys where only one tool fits.
+Nothing else that was written is left out, and what could be two calls is none: the server's
+``call_repairs`` reads the same (``tests/acp/test_repair.py`` compares them).
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from typing import Any
 from helexa_acp.history import clean
 
 MAX_SPARE_BRACES = 3
+ARGUMENTS_KEYS = ("arguments", "parameters")
+LABELS = frozenset({"type", "id"})
+CALL_KEYS = frozenset({"name", "function", *ARGUMENTS_KEYS, *LABELS})
 AMBIGUOUS_KEYS = frozenset({"path"})
 """Keys that several tools take and that say too little, alone."""
 
@@ -41,25 +46,68 @@ class Signature:
 def understand(
     name: str, written: str, signatures: Sequence[Signature]
 ) -> Understood | NotUnderstood:
-    """``written`` is the JSON text of the arguments, as far as it is that."""
+    """``written`` is the JSON text of the arguments, as far as it is that; of the whole call where
+    ``name`` is empty."""
     arguments = _arguments(written)
     if arguments is None:
         return NotUnderstood("its arguments are not a JSON object")
     known = {signature.name for signature in signatures}
-    if name not in known and isinstance(hoisted := arguments.get("name"), str):
-        inner = arguments.get("arguments", arguments.get("parameters"))
-        if isinstance(inner, str):
-            inner = _arguments(inner)
-        if isinstance(inner, dict):
-            name, arguments = hoisted, inner
-        elif hoisted in known:
-            name = hoisted
-            arguments = {key: value for key, value in arguments.items() if key != "name"}
     if name in known:
         return Understood(name, arguments)
-    if name:
-        return NotUnderstood(f"there is no tool named {name!r}")
-    return _inferred(arguments, signatures)
+    if name and not isinstance(arguments.get("name"), str):
+        return _unknown(name)
+    return _read(arguments, signatures)
+
+
+def _read(members: dict[str, Any], signatures: Sequence[Signature]) -> Understood | NotUnderstood:
+    """An object that is a whole call."""
+    function = members.get("function")
+    if isinstance(function, dict) and members.keys() - LABELS == {"function"}:
+        return _read(function, signatures)
+    keys = [key for key in ARGUMENTS_KEYS if key in members]
+    if not keys:
+        return _nameless(members, signatures)
+    names = [members[key] for key in ("name", "function") if members.get(key)]
+    inner = members[keys[0]]
+    if isinstance(inner, str):
+        inner = _arguments(inner)
+    if inner is None:
+        inner = {}
+    if not isinstance(inner, dict):
+        return NotUnderstood("its arguments are not a JSON object")
+    if len(keys) > 1 or len(names) > 1 or members.keys() - CALL_KEYS:
+        return NotUnderstood("there is more beside its arguments")
+    if not names:
+        return _nameless(inner, signatures)
+    name = names[0]
+    if name not in {signature.name for signature in signatures}:
+        return _unknown(name)
+    return Understood(name, inner)
+
+
+def _unknown(name: object) -> NotUnderstood:
+    return NotUnderstood(f"there is no tool named {name!r}")
+
+
+def _nameless(
+    arguments: dict[str, Any], signatures: Sequence[Signature]
+) -> Understood | NotUnderstood:
+    """The name may be one of the arguments, or is what they say."""
+    inferred = _inferred(arguments, signatures)
+    inner = arguments.get("name")
+    signature = next((one for one in signatures if one.name == inner), None)
+    if signature is None:
+        return inferred
+    rest = {key: value for key, value in arguments.items() if key != "name"}
+    if len(rest) == 1 and next(iter(rest)) in ARGUMENTS_KEYS:
+        return _read(arguments, signatures)
+    if not rest:
+        return Understood(signature.name, rest)
+    if not signature.required <= rest.keys() <= signature.keys:
+        return inferred
+    if isinstance(inferred, Understood):
+        return NotUnderstood("it may be two calls")
+    return Understood(signature.name, rest)
 
 
 def _arguments(written: str) -> dict[str, Any] | None:
@@ -67,7 +115,7 @@ def _arguments(written: str) -> dict[str, Any] | None:
     text = written.strip() or "{}"
     for _ in range(MAX_SPARE_BRACES + 1):
         try:
-            read = clean(json.loads(text))
+            read = clean(json.loads(text, strict=False, object_pairs_hook=_unique))
         except (ValueError, RecursionError):
             if not text.endswith("}"):
                 return None
@@ -75,6 +123,13 @@ def _arguments(written: str) -> dict[str, Any] | None:
             continue
         return read if isinstance(read, dict) else None
     return None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a key stands twice")
+    return members
 
 
 def _inferred(

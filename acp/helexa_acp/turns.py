@@ -7,6 +7,7 @@ user's turn ─▶ ask ─▶ assistant's turn ─▶ calls ─▶ results ─�
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from helexa_acp.sessions import Session, StopReason
 from helexa_acp.tools import tools_for
 from helexa_acp.tools.base import Tool
 
+log = logging.getLogger(__name__)
 MAX_ROUNDS = 25
 CANCELLED = "ERROR: the user cancelled it."
 
@@ -39,9 +41,15 @@ class TurnRunner:
         from. Raises EndpointError and StoreError."""
         self._session.history.append(UserTurn(parts))
         self.save(self._session)
-        for _ in range(MAX_ROUNDS):
+        for number in range(1, MAX_ROUNDS + 1):
             tools = await self._tools()
             draft = Draft()
+            selector = self._session.selector
+            log.info(
+                "session %s, round %d: asking %s for %s (%s, %s)",
+                *(self._session.session_id, number, selector.endpoint.name, selector.model),
+                *(selector.endpoint.wire_api, selector.endpoint.base_url),
+            )
             try:
                 await self.asker.ask(tools, draft)
             except BaseException:
@@ -49,6 +57,11 @@ class TurnRunner:
                     self._session.history.append(draft.turn())
                     self.save(self._session)
                 raise
+            log.info(
+                "session %s, round %d: %s, %d characters, %d calls, %d + %d tokens",
+                *(self._session.session_id, number, draft.reason, len(draft.text)),
+                *(len(draft.calls), draft.usage.input_tokens, draft.usage.output_tokens),
+            )
             used.add(draft.usage)
             self._session.usage.add(draft.usage)
             has_called = await self._run_calls(draft, tools)
@@ -92,6 +105,8 @@ class TurnRunner:
                     result = interrupted(call, "ERROR: the answer was cut off; nothing was done.")
                 else:
                     result = await self.calls.run(call, tools[call.name])
+                outcome = "failed" if result.is_error else "completed"
+                log.info("session %s: call %s %s", session.session_id, call.name, outcome)
                 session.history.append(result)
                 left.pop(0)
         except BaseException as error:

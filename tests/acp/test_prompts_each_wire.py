@@ -190,3 +190,28 @@ async def test_tools_ride_in_the_prompt_where_the_api_has_none(
     assert "# Tools" in json.dumps(asked)
     assert "<tool_response>" in json.dumps(answered)
     assert "buy milk" in json.dumps(answered)
+
+
+async def test_a_call_in_the_text_is_run(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    """A server that hands the model's markup through as text, although it takes tools."""
+    (each_bridge.project / "notes.txt").write_text("buy milk\n")
+    call = '{"arguments": {"name": "read_file", "path": "notes.txt"}}'
+    endpoint.will(Say(f"Let me look.\n<tool_call>\n{call}\n</tool_call>"), Say("Milk."))
+    await each_bridge.open()
+    answer = await each_bridge.ask("What is in my notes?")
+    assert answer.stop_reason == "end_turn"
+    assert list(each_bridge.editor.statuses().values()) == ["completed"]
+    assert "<tool_call>" not in each_bridge.editor.texts()
+    assert "buy milk" in json.dumps(endpoint.prompts[1])
+
+
+async def test_a_broken_call_in_the_text_fails_and_the_model_is_told(
+    each_bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
+    call = '{"name":"bash","arguments":{"command":"rm -rf build","cwd": /srv}}'
+    endpoint.will(Say(f"<tool_call>{call}</tool_call>"), Say("I try again."))
+    await each_bridge.open()
+    answer = await each_bridge.ask("Clean up.")
+    assert answer.stop_reason == "end_turn"
+    assert list(each_bridge.editor.statuses().values()) == ["failed"]
+    assert "was not understood" in json.dumps(endpoint.prompts[1])

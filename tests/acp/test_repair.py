@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import strategies as st
 
 from helexa_acp.repair import NotUnderstood, Signature, Understood, understand
 from helexa_acp.tools import TOOLS
+from inference.protocol.generation import ToolDefinition
+from inference.text.parts import CallArguments, CallStarted, TextPart
+from inference.text.tool_calls.hermes import HermesFormat
 
 SIGNATURES = [
     Signature(
@@ -39,6 +43,19 @@ SIGNATURES = [
         ("", '{"path": "a", "content": "b"}', ("write_file", {"path": "a", "content": "b"})),
         ("", '{"path": "a", "limit": 3}', ("read_file", {"path": "a", "limit": 3})),
         ("", '{"pattern": "x"}', ("search", {"pattern": "x"})),
+        ("", '{"arguments": {"command": "ls"}}', ("bash", {"command": "ls"})),
+        ("", '{"arguments": {"name": "bash", "command": "ls"}}', ("bash", {"command": "ls"})),
+        (
+            "",
+            '{"arguments": {"name": "bash", "arguments": {"command": "ls"}}}',
+            ("bash", {"command": "ls"}),
+        ),
+        (
+            "",
+            '{"type": "function", "function": {"name": "bash", "arguments": {"command": "ls"}}}',
+            ("bash", {"command": "ls"}),
+        ),
+        ("", '{"name": "bash", "arguments": {"command": "a\nb"}}', ("bash", {"command": "a\nb"})),
     ],
 )
 def test_understood(name: str, written: str, understood: tuple[str, dict[str, Any]]) -> None:
@@ -54,6 +71,10 @@ def test_understood(name: str, written: str, understood: tuple[str, dict[str, An
         ("rm_rf", "{}", "no tool named 'rm_rf'"),
         ("bash", '{"command": "ls"}}}}}', "not a JSON object"),
         ("bash", '["ls"]', "not a JSON object"),
+        ("bash", '{"command": "ls", "command": "rm"}', "not a JSON object"),
+        ("", '{"name": "bash", "arguments": {"command": "ls"}, "cwd": "/"}', "more beside"),
+        ("", '{"name":"bash","arguments":{"command":"ls","cwd": /srv}}', "not a JSON object"),
+        ("", '{"name": "fly", "arguments": {}}', "no tool named 'fly'"),
         ("bash", '{"command": "ls', "not a JSON object"),
         ("bash", "[" * 100_000, "not a JSON object"),
     ],
@@ -79,3 +100,41 @@ def test_anything_may_come(name: str, written: str) -> None:
 def test_surrogates_do_not_get_through() -> None:
     found = understand("read_file", '{"path": "a\\ud800"}', SIGNATURES)
     assert found == Understood("read_file", {"path": "a?"})
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *('{"name": "bash", "arguments": {"command": "ls"}}', '{"arguments": {"command": "ls"}}'),
+        '{"arguments": {"name": "bash", "command": "ls"}}',
+        '{"arguments": {"name": "bash", "arguments": {"command": "ls"}}}',
+        *('{"name": "bash", "command": "ls"}', '{"name": "", "arguments": {"command": "ls"}}'),
+        '{"name": "bash", "arguments": "{\\"command\\": \\"ls\\"}"}',
+        *('{"name": "list_dir"}', '{"name": "bash", "parameters": {"command": "ls"}}}}'),
+        '{"function": {"name": "bash", "arguments": {"command": "ls"}}}',
+        '{"name": "bash", "arguments": {"command": "ls"}, "cwd": "/srv"}',
+        '{"name": "bash", "arguments": {"command": "ls", "command": "rm"}}',
+        '{"name": "bash", "arguments": {"command": "ls", "cwd": /srv}}',
+        '{"name": "bash", "arguments": {"command": "ls"}, "parameters": {}}',
+        *(
+            '{"arguments": {}}',
+            '{"arguments": {"unheard": 1}}',
+            '{"name": "bash", "arguments": [1]}',
+        ),
+    ],
+)
+def test_the_server_reads_the_same(written: str) -> None:
+    offered = [
+        ToolDefinition(name=tool.spec.name, path="", parameters=tool.spec.parameters)
+        for tool in TOOLS
+    ]
+    parser = HermesFormat().parser(offered)
+    parts = [*parser.feed(f"<tool_call>{written}</tool_call>"), *parser.flush()]
+    found = understand("", written, SIGNATURES)
+    if isinstance(found, NotUnderstood):
+        assert {type(part) for part in parts} == {TextPart}
+    else:
+        started, arguments = parts
+        assert isinstance(started, CallStarted)
+        assert isinstance(arguments, CallArguments)
+        assert (started.name, json.loads(arguments.fragment)) == (found.name, found.arguments)

@@ -16,11 +16,16 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 
 async def read_text(port: ClientPort, path: Path) -> str:
     """Raises ToolError."""
+    refusal = ""
     if port.reads_files and not await asyncio.to_thread(path.is_dir):
         known = await port.read_text(path)
-        if known is not None:
+        if isinstance(known, str):
             return known
-    data = await asyncio.to_thread(read_bytes, path)
+        refusal = f" (the editor: {known.why})"
+    try:
+        data = await asyncio.to_thread(read_bytes, path)
+    except ToolError as error:
+        raise ToolError(f"{error}{refusal}") from None
     if b"\0" in data[:8192]:
         raise ToolError(f"{path} is not a text file")
     return data.decode("utf-8", "replace")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,8 @@ from helexa_acp.wire.base import (
     WireEvent,
 )
 from helexa_acp.wire.messages_body import request_body
-from helexa_acp.wire.told import Told, told
+from helexa_acp.wire.told import Told
+from helexa_acp.wire.tolerant import fed, is_readable
 
 VERSION = "2023-06-01"
 REASONS: dict[str, Reason] = {
@@ -57,6 +59,15 @@ def open_wire(endpoint: Endpoint) -> MessagesWire:
     return MessagesWire(client)
 
 
+class TolerantStream(anthropic.AsyncStream[object]):
+    """Without the events that are no JSON."""
+
+    async def _iter_events(self) -> AsyncIterator[Any]:
+        async for event in super()._iter_events():
+            if is_readable(event.data):
+                yield event
+
+
 class MessagesWire:
     def __init__(self, client: anthropic.AsyncAnthropic) -> None:
         self._client = client
@@ -68,12 +79,12 @@ class MessagesWire:
                 body=request_body(request),
                 cast_to=object,
                 stream=True,
-                stream_cls=anthropic.AsyncStream[object],
+                stream_cls=TolerantStream,
             )
             async with await posting as events:
                 answer = MessageAnswer()
                 async for event in events:
-                    for made in answer.feed(told(event)):
+                    for made in fed(answer.feed, event):
                         yield made
                 if not answer.is_ended:
                     raise ValueError("it ended without message_stop")
@@ -86,6 +97,8 @@ class MessagesWire:
 class _OpenCall:
     call_id: str
     name: str
+    given: Any = None
+    """The input that came with the call's beginning."""
     arguments: str = ""
 
 
@@ -120,7 +133,13 @@ class MessageAnswer:
     def _block_started(self, block: Told) -> list[WireEvent]:
         match block.type:
             case "tool_use":
-                self._call = _OpenCall(block.id or "", block.name or "")
+                given = block.raw.get("input")
+                self._call = _OpenCall(block.id or "", block.name or "", given)
+            case "text" if block.text:
+                return [TextDelta(block.text)]
+            case "thinking":
+                self._signature = block.signature or ""
+                return [ThoughtDelta(block.thinking)] if block.thinking else []
             case "redacted_thinking":
                 return [ThoughtSealed(block.without_nulls())]
         return []
@@ -141,7 +160,8 @@ class MessageAnswer:
         call, self._call = self._call, None
         signature, self._signature = self._signature, ""
         if call is not None:
-            return [CallMade(call.call_id, call.name, call.arguments)]
+            given = json.dumps(call.given) if call.given else ""
+            return [CallMade(call.call_id, call.name, call.arguments or given)]
         return [ThoughtSealed(signature)] if signature else []
 
     def _count(self, counts: Told | None) -> None:

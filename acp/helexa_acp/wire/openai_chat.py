@@ -39,7 +39,8 @@ from helexa_acp.wire.base import (
 from helexa_acp.wire.data_urls import data_url, image_from_data_url
 from helexa_acp.wire.names import wire_name
 from helexa_acp.wire.openai_errors import open_client, openai_errors, post
-from helexa_acp.wire.told import Told, told
+from helexa_acp.wire.told import Told
+from helexa_acp.wire.tolerant import fed
 
 
 def open_wire(endpoint: Endpoint) -> ChatWire:
@@ -57,7 +58,7 @@ class ChatWire:
             ) as chunks:
                 answer = ChatAnswer()
                 async for chunk in chunks:
-                    for event in answer.feed(told(chunk)):
+                    for event in fed(answer.feed, chunk):
                         yield event
                 for event in answer.finish():
                     yield event

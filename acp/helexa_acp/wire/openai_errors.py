@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx2
@@ -12,6 +12,7 @@ import openai
 from helexa_acp.config import Endpoint
 from helexa_acp.errors import EndpointError
 from helexa_acp.wire.base import CONNECT_TIMEOUT_S, HEADERS, NO_KEY, TIMEOUT_S
+from helexa_acp.wire.tolerant import is_readable
 
 
 def open_client(endpoint: Endpoint) -> openai.AsyncOpenAI:
@@ -28,12 +29,21 @@ def open_client(endpoint: Endpoint) -> openai.AsyncOpenAI:
     return client
 
 
+class TolerantStream(openai.AsyncStream[object]):
+    """Without the events that are no JSON."""
+
+    async def _iter_events(self) -> AsyncIterator[Any]:
+        async for event in super()._iter_events():
+            if is_readable(event.data):
+                yield event
+
+
 async def post(
     client: openai.AsyncOpenAI, path: str, body: dict[str, Any]
 ) -> openai.AsyncStream[object]:
     """The stream of events, as they are in JSON."""
     return await client.post(
-        path, body=body, cast_to=object, stream=True, stream_cls=openai.AsyncStream[object]
+        path, body=body, cast_to=object, stream=True, stream_cls=TolerantStream
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Any
 
 import openai
@@ -35,7 +36,8 @@ from helexa_acp.wire.base import (
 from helexa_acp.wire.data_urls import data_url
 from helexa_acp.wire.names import wire_name
 from helexa_acp.wire.openai_errors import open_client, openai_errors, post
-from helexa_acp.wire.told import Told, told
+from helexa_acp.wire.told import Told
+from helexa_acp.wire.tolerant import fed
 
 
 def open_wire(endpoint: Endpoint) -> ResponsesWire:
@@ -51,7 +53,7 @@ class ResponsesWire:
             async with await post(self._client, "/responses", request_body(request)) as events:
                 answer = ResponseAnswer()
                 async for event in events:
-                    for made in answer.feed(told(event)):
+                    for made in fed(answer.feed, event):
                         yield made
                 if not answer.is_ended:
                     raise ValueError("it ended without response.completed")
@@ -144,26 +146,45 @@ def _is_item(sealed: Any) -> bool:
     return isinstance(sealed, dict) and sealed.get("type") == "reasoning"
 
 
+@dataclass(slots=True)
+class _OpenCall:
+    call_id: str
+    name: str
+    arguments: str
+
+
 class ResponseAnswer:
     """Folds the stream's events into ours."""
 
     def __init__(self) -> None:
         self.is_ended = False
         self._is_refused = False
+        self._has_text = False
+        self._calls: dict[str, _OpenCall] = {}
+        """Calls that have begun, by their items' identifiers."""
+        self._done: set[str] = set()
+        """Identifiers of the calls that were told."""
 
     def feed(self, event: Told) -> list[WireEvent]:
         match event.type:
             case "response.output_text.delta":
+                self._has_text = True
                 return [TextDelta(event.delta)]
+            case "response.output_item.added":
+                return self._added(event.item)
+            case "response.function_call_arguments.delta" if event.item_id in self._calls:
+                self._calls[event.item_id].arguments += event.delta
+            case "response.function_call_arguments.done" if event.item_id in self._calls:
+                self._calls[event.item_id].arguments = event.arguments or ""
             case "response.refusal.delta":
                 self._is_refused = True
                 return [TextDelta(event.delta)]
             case "response.reasoning_text.delta" | "response.reasoning_summary_text.delta":
                 return [ThoughtDelta(event.delta)]
             case "response.output_item.done":
-                return _item_done(event.item)
+                return self._item_done(event.item)
             case "response.completed" | "response.incomplete":
-                return [self._finished(event.response)]
+                return [*self._left(event.response), self._finished(event.response)]
             case "response.failed":
                 error = event.response.error
                 message = getattr(error, "message", None) or "the response failed"
@@ -173,8 +194,42 @@ class ResponseAnswer:
                 )
             case "error":
                 raise EndpointError(event.message, status=400, code=event.code)
-            case _:
-                return []
+        return []
+
+    def _added(self, item: Told) -> list[WireEvent]:
+        if item.type == "function_call":
+            key = item.id or item.call_id or ""
+            made = _OpenCall(item.call_id or item.id or "", item.name or "", item.arguments or "")
+            self._calls[key] = made
+        return []
+
+    def _item_done(self, item: Told) -> list[WireEvent]:
+        if item.type == "function_call":
+            self._calls.pop(item.id or item.call_id or "", None)
+            if item.call_id is not None:
+                self._done.add(item.call_id)
+        return _item_done(item)
+
+    def _left(self, response: Told) -> list[WireEvent]:
+        """What only the whole response says, and calls that began and never ended by an event of
+        their own."""
+        events: list[WireEvent] = []
+        for item in response.output or ():
+            if not isinstance(item, Told):
+                continue
+            if item.type == "function_call" and (item.call_id or item.id) not in self._done:
+                events += self._item_done(item)
+            elif item.type == "message" and not self._has_text:
+                texts = [part.text for part in item.content or () if part.type == "output_text"]
+                events += [TextDelta(text) for text in texts if text]
+        told = {event.call_id for event in events if isinstance(event, CallMade)}
+        events += [
+            CallMade(call.call_id, call.name, call.arguments)
+            for call in self._calls.values()
+            if call.call_id not in told
+        ]
+        self._calls.clear()
+        return events
 
     def _finished(self, response: Told) -> WireEvent:
         self.is_ended = True

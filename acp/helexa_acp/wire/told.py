@@ -27,13 +27,6 @@ class Told:
         return kept
 
 
-def told(event: object) -> Told:
-    """Raises ValueError where an event is no object."""
-    if not isinstance(event, dict):
-        raise ValueError("an event is no object")
-    return Told(event)
-
-
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(one) for key, one in value.items() if one is not None}

@@ -94,4 +94,6 @@ class DeepSeekFormat:
 def _name(head: str) -> str | None:
     first, separator, second = head.partition(SEPARATOR)
     name = second.strip(WHITESPACE).removesuffix("json").rstrip("`").strip(WHITESPACE)
+    if name and first.strip(WHITESPACE) != TYPE:
+        return None
     return plain_name(name or first.strip(WHITESPACE)) if separator else None

@@ -23,7 +23,10 @@ VALUE_END = "</arg_value>"
 class GlmCall(TaggedCall):
     AFTER_VALUE = (KEY, CLOSE)
     VALUE_END = VALUE_END
-    DOUBTS = re.compile(rf"{KEY_END}\s*{VALUE}|\n(?:{KEY}|{VALUE})|{VALUE_END}(?! )|{KEY_END}\n")
+    DOUBTS = re.compile(
+        rf"{KEY_END}\s*{VALUE}|\n(?:{KEY}|{VALUE})|{VALUE_END}(?! )|{KEY_END}\n"
+        "|</arg(?!_key>|_value>)"
+    )
     HAS_OWN_LINES = False
 
     def __init__(self, tools: KnownTools) -> None:

@@ -92,6 +92,7 @@ class JsonCall:
             self._read = self._read_key_text
             return position
         if character == "}":
+            self._has_trailing_comma = self._has_trailing_comma or bool(self._members)
             return self._end(position + 1)
         return position + 1 if character in WHITESPACE else self._stop(position)
 
@@ -193,6 +194,7 @@ class JsonCall:
         the missing one could be any of theirs."""
         arguments = self._members.get(self._key)
         is_whole = self._read == self._read_after and self._key in ARGUMENTS_KEYS
+        is_whole = is_whole and not self._has_trailing_comma
         if is_whole and isinstance(arguments, dict) and not has_objects(arguments):
             self.lacks_brace = True
             return self._end(position)

@@ -47,10 +47,13 @@ class MistralFormat:
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
         known = KnownTools(tools)
 
+        def name_of(head: str) -> str | None:
+            return mistral_name(head, known)
+
         def begin(opening: str, character: str, stream: PartList | None) -> CallReader:
             if character in "[{":
                 return JsonCalls(known, stream=stream)
-            return NamedCall(name_of=mistral_name, tools=known, stream=stream)
+            return NamedCall(name_of=name_of, tools=known, stream=stream)
 
         return MarkedCallParser([CALLS], begin)
 

@@ -123,11 +123,12 @@ class NamedCall(CallReader):
         return self._end(position)
 
 
-def mistral_name(head: str) -> str | None:
-    """``None`` when what stands before the arguments is no name."""
-    before_arguments = head.rstrip(WHITESPACE).removesuffix(ARGUMENTS)
-    name = before_arguments.partition(CALL_ID)[0].strip(WHITESPACE)
-    return plain_name(name)
+def mistral_name(head: str, tools: KnownTools) -> str | None:
+    """``None`` when what stands before the arguments is no name. Without a marker behind it, only a
+    tool's is one."""
+    head = head.rstrip(WHITESPACE)
+    name = head.removesuffix(ARGUMENTS).partition(CALL_ID)[0].strip(WHITESPACE)
+    return plain_name(name) if head.endswith(ARGUMENTS) or name in tools else None
 
 
 def plain_name(name: str) -> str | None:

@@ -1,0 +1,232 @@
+"""Streams in the shapes of other servers, after their public documentation: what they say."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from helexa_acp.wire.anthropic_messages import MessageAnswer
+from helexa_acp.wire.base import CallMade, Finished, TextDelta, ThoughtDelta, WireEvent
+from helexa_acp.wire.openai_chat import ChatAnswer
+from helexa_acp.wire.openai_responses import ResponseAnswer
+from helexa_acp.wire.tolerant import fed, is_readable
+
+LS = CallMade("call_1", "bash", '{"command": "ls"}')
+Json = dict[str, Any]
+
+
+def chunk(delta: Json, finish: str | None = None, **more: Any) -> Json:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish, **more}]}
+
+
+def call_delta(**fields: Any) -> Json:
+    return {"tool_calls": [fields]}
+
+
+CHAT: dict[str, list[Json]] = {
+    "OpenAI: arguments in pieces, usage in a chunk of its own": [
+        chunk({"role": "assistant", "content": None}),
+        chunk(
+            call_delta(
+                index=0, id="call_1", type="function", function={"name": "bash", "arguments": ""}
+            )
+        ),
+        chunk(call_delta(index=0, function={"arguments": '{"command"'})),
+        chunk(call_delta(index=0, function={"arguments": ': "ls"}'})),
+        chunk({}, "tool_calls"),
+        {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3}},
+    ],
+    "LM Studio: the role with every piece": [
+        chunk(
+            {
+                "role": "assistant",
+                **call_delta(
+                    index=0,
+                    id="call_1",
+                    type="function",
+                    function={"name": "bash", "arguments": ""},
+                ),
+            }
+        ),
+        chunk({"role": "assistant", **call_delta(index=0, function={"arguments": '{"command": '})}),
+        chunk({"role": "assistant", **call_delta(index=0, function={"arguments": '"ls"}'})}),
+        chunk({}, "tool_calls"),
+    ],
+    "vLLM: the name first, reasoning_content, stop_reason": [
+        chunk({"role": "assistant", "content": ""}, logprobs=None),
+        chunk({"reasoning_content": "Look."}),
+        chunk(call_delta(index=0, id="call_1", type="function", function={"name": "bash"})),
+        chunk(call_delta(index=0, function={"arguments": '{"command": "ls"}'})),
+        chunk({"content": ""}, "tool_calls", stop_reason=None),
+    ],
+    "Ollama: the whole call in one chunk, finish_reason stop": [
+        chunk(
+            {
+                "role": "assistant",
+                "content": "",
+                **call_delta(
+                    index=0,
+                    id="call_1",
+                    type="function",
+                    function={"name": "bash", "arguments": '{"command": "ls"}'},
+                ),
+            }
+        ),
+        chunk({"role": "assistant", "content": ""}, "stop"),
+    ],
+    "OpenRouter: reasoning beside the call, no index": [
+        chunk(
+            {"role": "assistant", "content": "", "reasoning": "Look."}, native_finish_reason=None
+        ),
+        chunk(
+            call_delta(
+                id="call_1",
+                type="function",
+                function={"name": "bash", "arguments": '{"command": "ls"}'},
+            )
+        ),
+        chunk({"content": ""}, "tool_calls", native_finish_reason="tool_use"),
+    ],
+}
+
+
+def block(kind: str, index: int, **fields: Any) -> Json:
+    return {"type": f"content_block_{kind}", "index": index, **fields}
+
+
+def tool_use(arguments: Json) -> Json:
+    return {"type": "tool_use", "id": "call_1", "name": "bash", "input": arguments}
+
+
+STOP = [
+    {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 3}},
+    {"type": "message_stop"},
+]
+MESSAGES: dict[str, list[Json]] = {
+    "Anthropic: text and input in deltas": [
+        {"type": "message_start", "message": {"usage": {"input_tokens": 9, "output_tokens": 1}}},
+        block("start", 0, content_block={"type": "text", "text": ""}),
+        {"type": "ping"},
+        block("delta", 0, delta={"type": "text_delta", "text": "I look."}),
+        block("stop", 0),
+        block("start", 1, content_block=tool_use({})),
+        block("delta", 1, delta={"type": "input_json_delta", "partial_json": '{"command"'}),
+        block("delta", 1, delta={"type": "input_json_delta", "partial_json": ': "ls"}'}),
+        block("stop", 1),
+        *STOP,
+    ],
+    "a proxy: text and input whole in content_block_start": [
+        {"type": "message_start", "message": {"usage": {"input_tokens": 9}}},
+        block("start", 0, content_block={"type": "text", "text": "I look."}),
+        block("stop", 0),
+        block("start", 1, content_block=tool_use({"command": "ls"})),
+        block("stop", 1),
+        *STOP,
+    ],
+    "LM Studio, Ollama: input whole in one delta": [
+        {"type": "message_start", "message": {"usage": {}}},
+        block("start", 0, content_block={"type": "text", "text": "I look."}),
+        block("delta", 0, delta={"type": "text_delta", "text": ""}),
+        block("stop", 0),
+        block("start", 1, content_block=tool_use({})),
+        block("delta", 1, delta={"type": "input_json_delta", "partial_json": '{"command": "ls"}'}),
+        block("stop", 1),
+        *STOP,
+    ],
+}
+
+
+def item(arguments: str, **more: Any) -> Json:
+    return {
+        "type": "function_call",
+        "id": "fc_1",
+        "call_id": "call_1",
+        "name": "bash",
+        "arguments": arguments,
+        **more,
+    }
+
+
+WHOLE = item('{"command": "ls"}', status="completed")
+BEGUN = {"type": "response.output_item.added", "output_index": 1, "item": item("")}
+PIECES = [
+    {
+        "type": "response.function_call_arguments.delta",
+        "item_id": "fc_1",
+        "output_index": 1,
+        "delta": piece,
+    }
+    for piece in ('{"command"', ': "ls"}')
+]
+TEXT = {"type": "response.output_text.delta", "item_id": "msg_1", "delta": "I look."}
+MESSAGE = {"type": "message", "content": [{"type": "output_text", "text": "I look."}]}
+
+
+def completed(*output: Json) -> Json:
+    return {"type": "response.completed", "response": {"output": list(output), "usage": {}}}
+
+
+RESPONSES: dict[str, list[Json]] = {
+    "OpenAI: every event": [
+        *(TEXT, BEGUN, *PIECES),
+        {
+            "type": "response.function_call_arguments.done",
+            "item_id": "fc_1",
+            "arguments": '{"command": "ls"}',
+        },
+        {"type": "response.output_item.done", "output_index": 1, "item": WHOLE},
+        completed(MESSAGE, WHOLE),
+    ],
+    "vLLM, LM Studio: no output_item.done": [TEXT, BEGUN, *PIECES, completed(MESSAGE, WHOLE)],
+    "pieces, and an empty output at the end": [TEXT, BEGUN, *PIECES, completed()],
+    "everything in response.completed": [completed(MESSAGE, WHOLE)],
+}
+
+
+def said(events: Sequence[WireEvent]) -> tuple[str, list[CallMade]]:
+    texts = [event.text for event in events if isinstance(event, TextDelta)]
+    return "".join(texts), [event for event in events if isinstance(event, CallMade)]
+
+
+@pytest.mark.parametrize("name", CHAT)
+def test_chat_completions(name: str) -> None:
+    answer = ChatAnswer()
+    events = [event for one in CHAT[name] for event in fed(answer.feed, one)] + answer.finish()
+    assert said(events) == ("", [LS])
+    if "easoning" in name:
+        assert ThoughtDelta("Look.") in events
+    assert isinstance(events[-1], Finished)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages(name: str) -> None:
+    answer = MessageAnswer()
+    events = [event for one in MESSAGES[name] for event in fed(answer.feed, one)]
+    assert said(events) == ("I look.", [LS])
+    assert answer.is_ended
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+def test_responses(name: str) -> None:
+    answer = ResponseAnswer()
+    events = [event for one in RESPONSES[name] for event in fed(answer.feed, one)]
+    assert said(events) == ("I look.", [LS])
+    assert answer.is_ended
+
+
+def test_what_is_malformed_is_skipped_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    assert [is_readable(data) for data in ("{", "[1]", '{"a": 1}', "[DONE]", "")] == [
+        *(False, False, True, True, True)
+    ]
+    good = CHAT["Ollama: the whole call in one chunk, finish_reason stop"]
+    bad: list[Any] = [3, {"choices": 3}, {"choices": [{"delta": "x", "finish_reason": []}]}]
+    answer = ChatAnswer()
+    events = [event for one in (*bad, *good) for event in fed(answer.feed, one)]
+    assert said([*events, *answer.finish()]) == ("", [LS])
+    assert len(caplog.records) >= 4
+    assert json.dumps({"choices": 3}) in caplog.text
