@@ -37,6 +37,10 @@ class MeasuredLoad:
     """From its engine's start until it was loaded; ``None`` where nobody measured."""
     prefill_speed: PrefillSpeed | None
     """Average over the requests since; ``None`` where there were none."""
+    context_tokens: int | None = None
+    """The limit that was enforced; ``None`` where it was not recorded."""
+    capabilities: tuple[str, ...] | None = None
+    """What it could do; ``None`` where it was not recorded."""
 
     def needed_bytes(self, kv_memory_bytes: int | None) -> int:
         """What must be free for another such load, with that KV or with the least of use."""

@@ -33,6 +33,10 @@ class LoadMeasurement(models.Model):
     )
     prefill_growth_s = models.FloatField(null=True)
     prefill_window_tokens = models.PositiveIntegerField(null=True)
+    context_tokens = models.PositiveIntegerField(
+        null=True, help_text="The limit that was enforced on prompt plus output."
+    )
+    capabilities = models.JSONField(null=True, help_text="What it could do; empty: not recorded.")
     measured_at = models.DateTimeField(auto_now=True)
 
     class Meta:
@@ -72,4 +76,6 @@ class LoadMeasurement(models.Model):
             memory_correction_bytes=self.memory_correction_bytes,
             load_s=self.load_s,
             prefill_speed=self.prefill_speed,
+            context_tokens=self.context_tokens,
+            capabilities=None if self.capabilities is None else tuple(self.capabilities),
         )

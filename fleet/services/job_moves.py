@@ -139,7 +139,12 @@ def _load_succeeded(job: LoadJob, state: ReplicaState, *, is_own: bool) -> None:
         return
     _weights_measured(job.model, state.report)
     if is_own:
-        load_measurement_record(model=job.model, neuron=job.neuron, report=state.report)
+        load_measurement_record(
+            model=job.model,
+            neuron=job.neuron,
+            report=state.report,
+            capabilities=state.capabilities,
+        )
 
 
 def _unload_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> None:

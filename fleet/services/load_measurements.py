@@ -6,6 +6,7 @@ its row follows when it has moved by a tenth, so requests cost few writes and an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.utils import timezone
@@ -20,11 +21,20 @@ NEWS = 0.1
 """How far a speed must have moved to be written."""
 
 
-def load_measurement_record(*, model: CatalogueModel, neuron: Neuron, report: LoadReport) -> None:
+def load_measurement_record(
+    *,
+    model: CatalogueModel,
+    neuron: Neuron,
+    report: LoadReport,
+    capabilities: Sequence[str] = (),
+) -> None:
     """An engine that did not measure what it took leaves nothing to record."""
     if report.actual_bytes == 0:
         return
-    values = _memory_values(report)
+    values = _memory_values(report) | {
+        "context_tokens": report.context_tokens,
+        "capabilities": list(capabilities),
+    }
     # Of the same model on another device of that neuron, whose speed was another.
     elsewhere = LoadMeasurement.objects.filter(model=model, neuron=neuron)
     elsewhere.exclude(device_kind=values["device_kind"]).delete()

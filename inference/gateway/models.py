@@ -108,9 +108,11 @@ def model_card(
         ),
         feasible_on=_feasible_on(base, snapshot),
         # A request may land on any of them, so the least is what holds everywhere.
-        context_tokens=min(limits, default=None),
-        max_output_tokens=min(bounds, default=None),
-        capabilities=_shared_capabilities(ready),
+        context_tokens=min(limits, default=None) if ready else _known_context(base),
+        max_output_tokens=min(bounds, default=None) if ready else base.max_output_tokens,
+        capabilities=_shared_capabilities([replica.capabilities for replica in ready])
+        if ready
+        else _known_capabilities(base),
         sampling={**_files_defaults(ready), **base.sampling_defaults},
         prices=_model_prices(entry),
         parent=entry.base,
@@ -155,15 +157,24 @@ def _files_defaults(ready: Sequence[ReplicaView]) -> dict[str, float]:
     return {} if report is None else dict(report.generation_defaults)
 
 
-def _shared_capabilities(ready: list[ReplicaView]) -> tuple[str, ...] | None:
-    if not ready:
+def _shared_capabilities(each: Sequence[Sequence[str]]) -> tuple[str, ...] | None:
+    if not each:
         return None
-    first, *others = ready
-    return tuple(
-        capability
-        for capability in first.capabilities
-        if all(capability in other.capabilities for other in others)
-    )
+    first, *others = each
+    return tuple(name for name in first if all(name in other for other in others))
+
+
+def _known_context(entry: CatalogueEntry) -> int | None:
+    """Of a model that is not loaded: the least limit of its last loads, within the operator's."""
+    loads = [load.context_tokens for load in entry.measured_loads]
+    known = [tokens for tokens in (*loads, entry.max_context_tokens) if tokens is not None]
+    return min(known, default=None)
+
+
+def _known_capabilities(entry: CatalogueEntry) -> tuple[str, ...] | None:
+    """Of a model that is not loaded: what it could do at each of its last loads."""
+    loads = [load.capabilities for load in entry.measured_loads]
+    return _shared_capabilities([names for names in loads if names is not None])
 
 
 def _feasible_on(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[str, ...]:

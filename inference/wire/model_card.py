@@ -1,7 +1,7 @@
 """What is told of a catalogue model, before a dialect writes it down. Pure.
 
-``limit`` is the limit that is enforced, and capabilities are those of what is loaded: both are
-known once a replica is ready.
+``limit`` is the limit that is enforced, and capabilities are those of what is loaded. Of a model
+that is not loaded they are what the catalogue knows from its last loads and the operator's limits.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ModelCard:
     """``status`` is the best of its replicas', ``outdated`` where they serve what the catalogue no
     longer says, or ``unloaded``; ``status_reason`` says why it failed, or what is waited for.
     ``locations`` are the neurons that hold or load it, ``feasible_on`` those that could serve it.
-    ``capabilities`` are what every ready replica can do; ``None``: none is ready."""
+    ``capabilities`` are what every ready replica can do; ``None``: it was never loaded."""
 
     id: str
     created_unix_s: int
@@ -99,7 +99,7 @@ class ModelCard:
 
     @property
     def limit(self) -> ModelLimit | None:
-        """``None`` until a replica is ready."""
+        """``None``: neither a load nor the operator has said."""
         if self.context_tokens is None:
             return None
         return model_limit(self.context_tokens, self.max_output_tokens, only_reads=self.only_reads)

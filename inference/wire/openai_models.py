@@ -1,4 +1,5 @@
-"""OpenAI's model list, with what helexa knows beyond it. Pure."""
+"""OpenAI's model list, with what helexa knows beyond it. An alias is an entry of its own, as in the
+original system: clients offer the names that they find there. Pure."""
 
 from __future__ import annotations
 
@@ -29,4 +30,7 @@ def model_body(card: ModelCard) -> bytes:
 
 
 def model_list_body(cards: Sequence[ModelCard]) -> bytes:
-    return orjson.dumps({"object": "list", "data": [model_object(card) for card in cards]})
+    data = [
+        {**model_object(card), "id": name} for card in cards for name in (card.id, *card.aliases)
+    ]
+    return orjson.dumps({"object": "list", "data": data})

@@ -93,10 +93,16 @@ def neuron_models(models: Any) -> tuple[ModelInfo, ...]:
 
 
 def listed_models(told: Any) -> tuple[ModelInfo, ...]:
-    """Of ``/v1/models``, of whichever dialect; those that say that they are not loaded are left
-    out."""
+    """Of ``/v1/models``, of whichever dialect. Left out are models that say that they are not
+    loaded, and helexa's aliases, which are the same models once more."""
     entries = _objects(told.get("data") if isinstance(told, dict) else None)
-    return tuple(_model(entry) for entry in entries if entry.get("loaded", True) is not False)
+    loaded = (entry for entry in entries if entry.get("loaded", True) is not False)
+    return tuple(_model(entry) for entry in loaded if not _is_alias(entry))
+
+
+def _is_alias(entry: Mapping[str, Any]) -> bool:
+    aliases = entry.get("aliases")
+    return isinstance(aliases, list) and entry.get("id") in aliases
 
 
 def told_build(version: Any) -> str:

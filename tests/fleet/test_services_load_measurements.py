@@ -68,6 +68,8 @@ def test_a_load_leaves_what_it_took(loaded) -> None:
             memory_correction_bytes=-GIB,
             load_s=1.5,
             prefill_speed=None,
+            context_tokens=1024,
+            capabilities=(),
         ),
     )
 

@@ -38,8 +38,10 @@ export class Api {
     sessionStorage.removeItem(`helexa-playground-key:${this.user}:${account}`);
   }
 
+  // Without aliases, which are the same models once more.
   async models(account) {
-    return (await this.get("/v1/models", account)).data;
+    const cards = (await this.get("/v1/models", account)).data;
+    return cards.filter((card) => !card.aliases.includes(card.id));
   }
 
   async model(name, account) {

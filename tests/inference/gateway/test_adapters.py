@@ -36,7 +36,8 @@ async def test_an_adapter_is_listed_with_its_parent(
     client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
 ) -> None:
     catalogue.listed.append(ADAPTER)
-    base, adapter = (await client.get("/v1/models")).json["data"]
+    base, base_alias, adapter, alias = (await client.get("/v1/models")).json["data"]
+    assert (base_alias["id"], alias["id"]) == ("gpt-4o", "tiny:tiny-sql")
     assert "parent" not in base
     assert (adapter["id"], adapter["parent"]) == ("tiny-sql", "tiny")
     assert (adapter["status"], adapter["locations"][0]["node"]) == ("ready", "beast")

@@ -58,11 +58,12 @@ async def test_pages_that_are_not_there(client: AsgiClient, neuron: FakeNeuron, 
 async def test_what_is_said_of_a_model(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.capabilities = ["chat", "tool_call"]
     await neuron.beat()
-    (model,) = (await client.get("/v1/models")).json["data"]
+    model, alias = (await client.get("/v1/models")).json["data"]
+    assert (model["id"], alias) == ("tiny", model | {"id": "gpt-4o"})
     assert model["capabilities"] == ["text", "chat", "tool_call"]
     assert (model["tool_call"], model["reasoning"]) == (True, False)
     neuron.status = None
     await neuron.beat()
     await asyncio.sleep(0.3)
-    (model,) = (await client.get("/v1/models")).json["data"]
+    model, _ = (await client.get("/v1/models")).json["data"]
     assert (model["capabilities"], model["tool_call"], model["loaded"]) == (None, None, False)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fleet.catalogue import CatalogueEntry
+from fleet.measurements import MeasuredLoad
 from fleet.snapshot import Absence, FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.models import model_card
 from inference.protocol.heartbeat import Capability, DeviceInfo, ReplicaStatus
@@ -50,6 +51,41 @@ def test_what_every_ready_replica_can_do() -> None:
         ("b", "loaded"),
         ("c", "loading"),
     ]
+
+
+def measured(context_tokens: int | None, *capabilities: str) -> MeasuredLoad:
+    return MeasuredLoad(
+        neuron="beast",
+        device_kind="cpu",
+        load_bytes=1,
+        process_bytes=1,
+        kv_token_bytes=1,
+        memory_correction_bytes=0,
+        prefill_speed=None,
+        context_tokens=context_tokens,
+        capabilities=None if context_tokens is None else capabilities,
+    )
+
+
+@pytest.mark.parametrize(
+    ("loads", "settings", "context", "tool_call"),
+    [
+        ((), {}, None, None),
+        ((), {"max_context_tokens": 64}, 64, None),
+        ((measured(None),), {}, None, None),
+        ((measured(1024, "chat", "tool_call"),), {}, 1024, True),
+        ((measured(1024, "chat", "tool_call"), measured(512, "chat")), {}, 512, False),
+        ((measured(1024, "chat"),), {"max_context_tokens": 64}, 64, False),
+    ],
+)
+def test_what_is_known_of_a_model_that_is_not_loaded(
+    loads: tuple[MeasuredLoad, ...], settings: Any, context: int | None, tool_call: bool | None
+) -> None:
+    entry = replace(ENTRY, measured_loads=loads, **settings)
+    fields = own_fields(model_card(entry, FleetSnapshot(neurons=())))
+    limit = fields["limit"]
+    assert (limit and limit["context"], fields["tool_call"]) == (context, tool_call)
+    assert (fields["status"], fields["loaded"]) == ("unloaded", False)
 
 
 def test_prices_are_the_catalogues() -> None:
