@@ -43,6 +43,8 @@ class Gate:
     neuron: str | None
     """``None``: each model is asked once, wherever it is answered."""
     ready_limit_s: float
+    model: str | None = None
+    """``None``: all that are loaded."""
     say: Callable[[str], object]
     clock: Callable[[], float] = field(default=time.monotonic)
     sleep: Callable[[float], object] = field(default=time.sleep)
@@ -51,7 +53,11 @@ class Gate:
         """Empty: green."""
         if closed := self._wait(expected):
             return closed
-        loaded = ready_now(self.fleet.overview(), self.neuron)
+        loaded = [
+            one
+            for one in ready_now(self.fleet.overview(), self.neuron)
+            if self.model in (None, one.model)
+        ]
         embedding = self.fleet.embedding_models() if loaded else frozenset()
         if not loaded:
             where = f" on {self.neuron}" if self.neuron else ""

@@ -36,6 +36,7 @@ class Command(QuickCommand):
             "--key", help="with the scopes fleet:read and inference (or HELEXA_API_KEY)"
         )
         parser.add_argument("--neuron", metavar="NAME", help="only this one, and on it")
+        parser.add_argument("--model", metavar="MODEL", help="ask only this one")
         parser.add_argument(
             "--remember", type=Path, metavar="FILE", help="write what is ready now, and ask nothing"
         )
@@ -75,6 +76,7 @@ class Command(QuickCommand):
             fleet=fleet_of(server),
             probe=Probe(question=options["question"], word=options["word"]),
             neuron=options["neuron"],
+            model=options["model"],
             ready_limit_s=options["timeout"],
             say=self.stderr.write,
         )

@@ -28,10 +28,14 @@ class Command(QuickCommand):
             "--device", choices=("cpu", "cuda"), help="cards where there are enough, else the CPU"
         )
 
+        parser.add_argument("--cuda-devices", metavar="0,1", help="which cards, one for each rank")
+
     def handle(self, *args: Any, **options: Any) -> None:
         command = [sys.executable, "-m", SMOKE, "--ranks", str(options["ranks"])]
         if options["device"] is not None:
             command += ["--device", options["device"]]
+        if options["cuda_devices"] is not None:
+            command += ["--cuda-devices", options["cuda_devices"]]
         code = subprocess.run(command, check=False, cwd=REPOSITORY_DIR).returncode
         if code:
             sys.exit(code)

@@ -40,12 +40,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="cards where there are enough, else the CPU"
     )
+    parser.add_argument("--cuda-devices", metavar="0,1", help="which cards, one for each rank")
     options = parser.parse_args(arguments)
     num_ranks: int = options.ranks
-    is_cuda = options.device == "cuda"
-    if options.device is None:
-        is_cuda = torch.cuda.device_count() >= num_ranks
-    devices = [f"cuda:{index}" for index in range(num_ranks)] if is_cuda else ["cpu"]
+    try:
+        devices = chosen_devices(
+            num_ranks, options.device, options.cuda_devices, torch.cuda.device_count()
+        )
+    except ValueError as error:
+        print(f"tp_smoke: {error}", file=sys.stderr)
+        return 1
     gauge = HostGauge()
     with tempfile.TemporaryDirectory(prefix="helexa-smoke-") as folder:
         directory = save_model(Path(folder) / "model", num_ranks)
@@ -75,7 +79,34 @@ def main(arguments: list[str] | None = None) -> int:
     if not difference < LARGEST_DIFFERENCE:
         print(f"that is more than {LARGEST_DIFFERENCE:g}: the ranks do not agree", file=sys.stderr)
         return 1
+    print(f"status=ok tp_size={num_ranks} devices={','.join(devices)}")
     return 0
+
+
+def chosen_devices(
+    num_ranks: int, kind: str | None, cards: str | None, num_cards: int
+) -> list[str]:
+    """A card for each rank, or the processors for all. Raises ``ValueError``."""
+    if num_ranks < 2:
+        raise ValueError(f"at least 2 ranks share a model, not {num_ranks}")
+    if cards is not None:
+        words = cards.split(",")
+        if kind == "cpu" or not all(word.isdecimal() for word in words):
+            raise ValueError(f"--cuda-devices names cards by number, as in 0,1; not {cards!r}")
+        indexes = sorted({int(word) for word in words})
+        if len(indexes) != num_ranks or len(words) != num_ranks:
+            raise ValueError(f"{num_ranks} ranks need {num_ranks} different cards, not {cards}")
+    elif kind == "cpu":
+        return ["cpu"]
+    else:
+        indexes = list(range(num_ranks))
+    if indexes[-1] < num_cards:
+        return [f"cuda:{index}" for index in indexes]
+    here = f"this host has {num_cards or 'no'} CUDA device{'s' * (num_cards != 1)}"
+    if kind == "cuda" or cards is not None:
+        raise ValueError(f"{here}, and {num_ranks} ranks need one each")
+    print(f"{here}: the ranks share the processors")
+    return ["cpu"]
 
 
 def model_of(spec: LoadSpec, folder: Path) -> AnyModel:

@@ -12,12 +12,17 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "validate-neuron"
 FAKE_MANAGE = """
-import pathlib, sys
+import json, pathlib, sys
 folder = pathlib.Path(__file__).parent
 if sys.argv[1:3] == ["neurons", "list"]:
     if (folder / "refusal").exists():
         sys.exit((folder / "refusal").read_text())
     print((folder / "neurons.json").read_text())
+elif sys.argv[1] == "models":
+    with (folder / "jobs").open("a") as file:
+        file.write(" ".join(sys.argv[2:6]) + "\\n")
+    if sys.argv[2] == "show":
+        print(json.dumps({"name": "qwen", "quantization": "q4", "tensor_parallel": 2, "file": ""}))
 else:
     (folder / "gated").write_text("\\n".join(sys.argv[1:]))
     sys.exit(int((folder / "code").read_text()))
@@ -25,12 +30,14 @@ else:
 FIT = {"name": "beast", "status": "online", "problems": []}
 
 
-def validated(folder: Path, *neurons: dict[str, Any], code: int = 0) -> tuple[int, str]:
+def validated(
+    folder: Path, *neurons: dict[str, Any], code: int = 0, model: tuple[str, ...] = ()
+) -> tuple[int, str]:
     (folder / "manage.py").write_text(FAKE_MANAGE)
     (folder / "neurons.json").write_text(json.dumps(neurons))
     (folder / "code").write_text(str(code))
     done = subprocess.run(
-        [str(SCRIPT), "beast", "--url", "http://gateway:31313"],
+        [str(SCRIPT), "beast", *model, "--url", "http://gateway:31313"],
         env=os.environ | {"HELEXA_MANAGE": str(folder / "manage.py")},
         capture_output=True,
         text=True,
@@ -49,6 +56,28 @@ def test_a_neuron_that_is_fit_is_asked_for_the_capital(tmp_path: Path) -> None:
 def test_a_model_that_answers_otherwise_is_red(tmp_path: Path) -> None:
     code, _ = validated(tmp_path, FIT, code=1)
     assert code == 1
+
+
+@pytest.mark.parametrize("gate_code", [0, 1])
+def test_a_model_is_loaded_asked_and_unloaded(gate_code: int, tmp_path: Path) -> None:
+    model = ("qwen", "Q4", "2")
+    assert validated(tmp_path, FIT, code=gate_code, model=model) == (gate_code, "")
+    assert (tmp_path / "jobs").read_text().splitlines() == [
+        "show qwen --json --url",
+        "load qwen --neuron beast",
+        "unload qwen --neuron beast",
+    ]
+    assert "--model\nqwen" in (tmp_path / "gated").read_text()
+
+
+def test_a_model_of_another_quant_or_size_is_not_loaded(tmp_path: Path) -> None:
+    code, told = validated(tmp_path, FIT, model=("qwen", "q8", "2"))
+    assert (code, told) == (1, "the catalogue entry qwen has quantization q4, not q8: change it\n")
+    code, told = validated(tmp_path, FIT, model=("qwen", "q4", "4"))
+    assert (code, told) == (
+        1,
+        "the catalogue entry qwen has tensor_parallel 2, not 4: change it\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,46 @@
+"""Which devices ``manage.py tp_smoke`` tries, and what it says where there are none."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.engine.ranks.smoke import chosen_devices, main
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "kind", "cards", "num_cards", "expected"),
+    [
+        (2, None, None, 4, ["cuda:0", "cuda:1"]),
+        (2, "cuda", None, 2, ["cuda:0", "cuda:1"]),
+        (2, None, "3,1", 4, ["cuda:1", "cuda:3"]),
+        (2, "cpu", None, 4, ["cpu"]),
+        (2, None, None, 1, ["cpu"]),
+    ],
+)
+def test_devices(num_ranks, kind, cards, num_cards: int, expected: list[str]) -> None:
+    assert chosen_devices(num_ranks, kind, cards, num_cards) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "kind", "cards", "num_cards", "said"),
+    [
+        (2, "cuda", None, 0, "this host has no CUDA devices, and 2 ranks need one each"),
+        (2, None, "0,1", 1, "this host has 1 CUDA device, and 2 ranks need one each"),
+        (2, None, "0,0", 2, "2 different cards"),
+        (2, None, "0", 2, "2 different cards"),
+        (2, None, "a,b", 2, "by number"),
+        (2, "cpu", "0,1", 2, "by number"),
+        (1, None, None, 2, "at least 2 ranks"),
+    ],
+)
+def test_devices_that_are_not_here(num_ranks, kind, cards, num_cards: int, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        chosen_devices(num_ranks, kind, cards, num_cards)
+
+
+def test_no_card_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert main(["--device", "cuda"]) == 1
+    assert capsys.readouterr().err == (
+        "tp_smoke: this host has no CUDA devices, and 2 ranks need one each\n"
+    )
