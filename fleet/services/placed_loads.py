@@ -1,19 +1,26 @@
 """Loads that placement decided, by a gateway or by the control: one at a time for each model.
 
 Two gateways may decide on snapshots that differ by a heartbeat, and choose different neurons. So
-the model's row is locked while it is looked whether a load of it is under way anywhere.
+the model's row is locked while it is looked whether a load of it is under way anywhere. What leaves
+for a load moves to where memory is free (``fleet.placement.moves``); both jobs say so.
 """
 
 from __future__ import annotations
 
+import logging
+
 from django.db import transaction
 
-from fleet import selectors
+from fleet import live, selectors
+from fleet.errors import FleetError
 from fleet.lifecycles import LEAVING_KINDS
 from fleet.models import CatalogueModel, LoadJob
 from fleet.placement import Load
+from fleet.placement.moves import moves_for
 from fleet.services.load_jobs import load_job_start
 from metering.actor import Actor
+
+logger = logging.getLogger(__name__)
 
 
 def placed_load_start(*, actor: Actor, load: Load, may_be_one_more: bool = False) -> LoadJob:
@@ -25,10 +32,35 @@ def placed_load_start(*, actor: Actor, load: Load, may_be_one_more: bool = False
         elsewhere = loads.filter(model_name=load.model).exclude(neuron__name=load.neuron)
         if not may_be_one_more and (active := elsewhere.first()):
             return active
-        return load_job_start(
+        job = load_job_start(
             actor=actor,
             model_name=load.model,
             neuron_name=load.neuron,
             devices=load.devices,
             evict=load.evict,
         )
+    if load.evict and not job.note:
+        _move_what_leaves(actor, load, job)
+    return job
+
+
+def _move_what_leaves(actor: Actor, load: Load, job: LoadJob) -> None:
+    """A move that is refused is none: the model is loaded again when somebody asks for it."""
+    try:
+        snapshot = live.read_snapshot_sync(live.redis_client())
+        for move in moves_for(load, snapshot, selectors.catalogue_by_name()):
+            moved = load_job_start(
+                actor=actor,
+                model_name=move.model,
+                neuron_name=move.neuron,
+                devices=move.devices,
+            )
+            _note(moved, f"Moves from {load.neuron}, where {load.model} needs its room")
+            _note(job, f"{move.model} makes room and moves to {move.neuron}")
+    except FleetError as error:
+        logger.info("nothing moves for %s on %s: %s", load.model, load.neuron, error)
+
+
+def _note(job: LoadJob, words: str) -> None:
+    job.note = f"{job.note}; {words}" if job.note else words
+    LoadJob.objects.filter(pk=job.pk).update(note=job.note)

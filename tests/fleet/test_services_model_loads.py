@@ -115,3 +115,18 @@ def test_a_neuron_that_its_pinned_on_rules_out_is_refused(full, publish, sent) -
     assert sent.tasks == []
     services.model_load_start(actor=COMMAND, model_name="tied", neuron_name="beauty")
     assert len(sent.tasks) == 1
+
+
+def test_what_leaves_for_it_moves_to_free_memory_and_both_jobs_say_so(
+    full, publish, build, sent
+) -> None:
+    full()
+    free = build.device(kind="cuda", total_memory_bytes=8 * GIB, free_memory_bytes=7 * GIB)
+    services.heartbeat_record(heartbeat=publish(name="beauty", devices=[free]))
+    job = load()
+    assert job.note == "old makes room and moves to beauty"
+    moved = LoadJob.objects.get(model_name="old")
+    assert (moved.neuron.name, moved.devices, moved.evict) == ("beauty", ["cuda:0"], [])
+    assert moved.note == "Moves from beast, where new needs its room"
+    assert [options["queue"] for _, _, options in sent.tasks] == ["neuron.beast", "neuron.beauty"]
+    assert load().pk == job.pk and LoadJob.objects.count() == 2
