@@ -18,6 +18,7 @@
     ├── ModelHasAdaptersError         409 model_has_adapters
     ├── ModelAlreadyLoadedError       409 already_loaded
     ├── PlacementRefusedError         409 no_place
+    │   └── CudaUnavailableError      503 cuda_unavailable
     ├── JobCannotBeCancelledError     409 job_cannot_be_cancelled
     ├── CatalogueValueError           400 invalid_catalogue_value
     ├── BrokerUnavailableError        503 broker_unavailable   retryable
@@ -148,6 +149,13 @@ class PlacementRefusedError(FleetError):
 
     http_status = 409
     code = "no_place"
+
+
+class CudaUnavailableError(PlacementRefusedError):
+    """The host's cards cannot be used; the message says why."""
+
+    http_status = 503
+    code = "cuda_unavailable"
 
 
 class CannotSleepError(FleetError):

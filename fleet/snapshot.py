@@ -118,6 +118,8 @@ class NeuronView:
     devices: tuple[DeviceInfo, ...]
     replicas: tuple[ReplicaView, ...]
     problems: tuple[str, ...] = ()
+    cuda_unavailable: str = ""
+    """Why its cards cannot be used; empty where they can, and where it has none."""
     is_draining: bool = False
     """The operator wishes it, or the neuron is leaving: no new loads, and requests only for what
     nothing else can serve."""
@@ -239,6 +241,7 @@ def _neuron_view(heartbeat: NeuronHeartbeat, wishes: Wishes) -> NeuronView:
             for state in sorted(heartbeat.replicas, key=lambda state: state.model)
         ),
         problems=(*heartbeat.host.problems, *protocol_problems(heartbeat)),
+        cuda_unavailable=heartbeat.host.cuda_unavailable,
         is_draining=wish.drain or heartbeat.is_leaving,
         is_leaving=heartbeat.is_leaving,
         thread_problems=tuple(heartbeat.thread_problems),

@@ -46,7 +46,8 @@ class OriginalView(FleetView):
         if isinstance(exc, FleetError):
             exc = problem_of(exc)
         if isinstance(exc, ProblemError):
-            return Response({"error": exc.detail}, status=exc.status)
+            code = {"code": exc.code} if exc.code in shapes.CUDA_CODES else {}
+            return Response({"error": exc.detail, **code}, status=exc.status)
         return super().handle_exception(exc)
 
     def heartbeat(self, name: str) -> NeuronHeartbeat:
@@ -137,7 +138,8 @@ class LoadView(OriginalView):
         try:
             return services.model_load_start(actor=self.actor, **named)
         except PlacementRefusedError as error:
-            raise ProblemError(400, error.code, str(error)) from error
+            status = 503 if error.code in shapes.CUDA_CODES else 400
+            raise ProblemError(status, error.code, str(error)) from error
 
     def _failure(self, job: LoadJob) -> LoadFailure | None:
         """All that the neuron says of it, which is more than its job keeps."""

@@ -65,9 +65,8 @@ def discovery(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
     }
     if cards and cards[0].driver:
         described["driver_version"] = cards[0].driver
-    if not cards:
-        why = "; ".join(heartbeat.host.problems) or "no CUDA device was found"
-        described["cuda_unavailable_reason"] = why
+    if heartbeat.host.cuda_unavailable:
+        described["cuda_unavailable_reason"] = heartbeat.host.cuda_unavailable
     return described
 
 

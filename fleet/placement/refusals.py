@@ -46,6 +46,8 @@ def refuse(
         return short
     if returning:
         return recovering(entry, returning)
+    if barred := _barred(entry, ground):
+        return barred
     if short is not None:
         return short
     if failed.permanent:
@@ -55,6 +57,19 @@ def refuse(
         message=_nowhere(entry, snapshot),
         retry_after_s=NO_NEURON_RETRY_AFTER_S,
     )
+
+
+def _barred(entry: CatalogueEntry, ground: Ground) -> Reject | None:
+    """A broken driver is the host's state: the model comes back with its cards."""
+    for neuron, why in ground.barred(entry).items():
+        if neuron in (entry.pinned_on or (neuron,)):
+            return Reject(
+                code="cuda_unavailable",
+                message=f"The cards of {neuron} cannot be used: {why}. HELEXA_DEVICE=cpu has its "
+                "neuron load on processors",
+                retry_after_s=NOT_ENOUGH_MEMORY_RETRY_AFTER_S,
+            )
+    return None
 
 
 def _load_failed(failed: Sequence[ReplicaView]) -> Reject:
@@ -76,7 +91,9 @@ def _short(entry: CatalogueEntry, ground: Ground, failed: FailedLoads) -> Reject
             found
             for kind in needs.kinds
             for neuron, here in ground.by_kind[kind].items()
-            if neuron not in failed.neurons and neuron in (entry.pinned_on or (neuron,))
+            if neuron not in failed.neurons
+            and neuron in (entry.pinned_on or (neuron,))
+            and not (kind == "cpu" and neuron in ground.barred(entry))
             if (found := _lacking(needs, kind, neuron, here.devices)) is not None
         ),
         default=None,

@@ -8,9 +8,10 @@ Compiled once for a snapshot and looked through by every decision on it. Pure.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 
+from fleet.catalogue import CatalogueEntry
 from fleet.measurements import DeviceKind
 from fleet.placement.decisions import Catalogue
 from fleet.placement.grounds import ByFree, DeviceGround, NeuronGround, Resident
@@ -55,8 +56,12 @@ class Ground:
                 claims.setdefault((turn.neuron, name), []).append((turn.model, turn.device_bytes))
         self.by_kind: dict[DeviceKind, dict[str, NeuronGround]] = {"cuda": {}, "cpu": {}}
         """The ground of each neuron that may load, by its name."""
+        self.without_cards: dict[str, str] = {}
+        """Neurons whose cards cannot be used, with why."""
         for neuron in snapshot.neurons:
             if neuron.may_load:
+                if neuron.cuda_unavailable:
+                    self.without_cards[neuron.name] = neuron.cuda_unavailable
                 self._add(neuron, claims)
         self.by_loss: dict[DeviceKind, list[DeviceGround]] = {
             kind: sorted(
@@ -81,12 +86,20 @@ class Ground:
             for kind, by_name in self.by_kind.items()
         }
 
+    def barred(self, entry: CatalogueEntry) -> Mapping[str, str]:
+        """Neurons whose processors the model does not go to, with why: their cards cannot be used,
+        and it was not offered for processors."""
+        return {} if entry.device == "cpu" else self.without_cards
+
     def only(self, neuron: str) -> Ground:
         """That neuron alone. What models are worth still follows from the whole fleet."""
         alone = copy(self)
         alone.by_kind = {
             kind: {name: here for name, here in by_name.items() if name == neuron}
             for kind, by_name in self.by_kind.items()
+        }
+        alone.without_cards = {
+            name: why for name, why in self.without_cards.items() if name == neuron
         }
         alone.by_loss = {
             kind: [device for device in devices if device.neuron.name == neuron]

@@ -44,6 +44,8 @@ def find_room(
     if asleep.neurons:
         excluded = {*excluded, *asleep.neurons}
     for kind in needs.kinds:
+        if kind == "cpu":
+            excluded = {*excluded, *ground.barred(entry)}
         grounds = _grounds(entry, ground, kind, excluded)
         wakes = WakingSpots(entry, asleep, ground.by_kind[kind])
         if spot := wakes.free() or free_spot(needs, kind, ground, grounds, excluded):
@@ -68,6 +70,7 @@ def feasible_on(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[str, ..
         if neuron.may_load
         and neuron.name in (entry.pinned_on or (neuron.name,))
         and is_large_enough(needs, neuron.name, neuron.devices)
+        and not (neuron.cuda_unavailable and entry.device != "cpu")
     )
 
 

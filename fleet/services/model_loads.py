@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fleet import live, selectors
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import (
+    CudaUnavailableError,
     FleetError,
     ModelAlreadyLoadedError,
     ModelRecoveringError,
@@ -96,6 +97,8 @@ def _load_on(
 def _refusal(decision: Reject) -> FleetError:
     if decision.code == ModelRecoveringError.code:
         return ModelRecoveringError(decision.message, decision.retry_after_s)
+    if decision.code == CudaUnavailableError.code:
+        return CudaUnavailableError(decision.message)
     return PlacementRefusedError(decision.message)
 
 

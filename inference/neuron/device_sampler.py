@@ -113,7 +113,7 @@ class DeviceSampler:
     def _sample_for_ever(self) -> None:
         discovery = self._discover()
         if discovery.cuda_devices() and (problem := self._torch_problem()) is not None:
-            discovery = Discovery(problems=[*discovery.problems, problem])
+            discovery = Discovery(problems=[*discovery.problems, problem], cuda_unavailable=problem)
             log.warning("%s", problem)
         with self._changed:
             self._discovery = discovery

@@ -22,6 +22,7 @@ import pynvml
 from inference.loading.host_memory import host_memory
 from inference.neuron.held_memory import held_bytes
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
+from inference.settings.neuron import DEVICE
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ class Discovery:
     """Looked up once; ``host`` and ``devices`` refresh the free memory."""
 
     problems: list[str] = field(default_factory=list)
+    cuda_unavailable: str = ""
+    """Why the host's cards cannot be used."""
     _cuda: list[_CudaDevice] = field(default_factory=list)
     _nvml: Any = pynvml
 
@@ -54,6 +57,8 @@ class Discovery:
     ) -> Discovery:
         """Never raises for what the host is like: faults are named in ``problems``."""
         discovery = cls(_nvml=nvml)
+        if DEVICE.read(environment) == "cpu":
+            return discovery  # the operator's way out of a broken driver: no card is looked for
         if has_nvidia_hardware is None:
             has_nvidia_hardware = _has_nvidia_hardware()
         try:
@@ -63,6 +68,7 @@ class Discovery:
             problem = _nvml_problem(nvml, error, has_nvidia_hardware)
             if problem:
                 discovery.problems.append(problem)
+                discovery.cuda_unavailable = problem
                 log.warning("%s", problem)
         return discovery
 
@@ -76,6 +82,7 @@ class Discovery:
             total_memory_bytes=memory.total_bytes,
             free_memory_bytes=memory.free_bytes,
             problems=list(self.problems),
+            cuda_unavailable=self.cuda_unavailable,
         )
 
     def devices(self) -> list[DeviceInfo]:

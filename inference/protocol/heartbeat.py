@@ -79,6 +79,8 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Its release; empty from neurons of earlier versions."""
     problems: list[str] = []
     """Named faults found at start, for people: a driver/library mismatch, no permission …"""
+    cuda_unavailable: str = ""
+    """Why its cards cannot be used; empty where they can, and where it has none."""
 
 
 Capability = Literal[

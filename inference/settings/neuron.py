@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inference.settings.kinds import Command, Decimal, FilePath, Flag, Text, WholeNumber
+from inference.settings.kinds import Choice, Command, Decimal, FilePath, Flag, Text, WholeNumber
 from inference.settings.limits import MAX_COUNT, MAX_WAIT_S
 from inference.settings.setting import Reader, Setting
 
@@ -85,6 +85,14 @@ SIMULATED_DEVICES: Setting[Path | None] = Setting(
     readers=NEURON,
     doc="for tests of fleets alone: a JSON file of devices that do not exist "
     "(`inference/neuron/simulated_devices.py`)",
+)
+DEVICE: Setting[str] = Setting(
+    name="HELEXA_DEVICE",
+    kind=Choice(("auto", "cpu")),
+    default="auto",
+    readers=NEURON,
+    doc="`cpu`: a neuron looks for no cards and loads on its processors, also where the NVIDIA "
+    "driver is broken. Without it models that could have a card are not loaded on such a host",
 )
 HF_CACHE: Setting[str | None] = Setting(
     name="HELEXA_HF_CACHE",

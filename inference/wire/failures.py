@@ -67,6 +67,7 @@ FAILURES: dict[str, FailureKind] = {
     "does_not_fit": _NOT_LOADABLE,
     "disk_full": _NOT_LOADABLE,
     "no_device": _NOT_LOADABLE,
+    "cuda_unavailable": _NOT_LOADABLE,
     "lost_its_room": _COMING_BACK,
     "load_failed": _NOT_LOADABLE,
     "model_load_failed": _NOT_LOADABLE,

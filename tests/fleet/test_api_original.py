@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from fleet import services
@@ -128,6 +129,16 @@ def test_the_originals_load_answers_when_it_is_through(
     body = {"model_id": "tiny", "harness": "candle", "devices": [1]}
     assert writer.post("neurons/beast/models/load", body, status) == answer
     assert sent.tasks[0][1][0]["devices"] == ["cuda:1"]
+
+
+def test_a_host_whose_cards_cannot_be_used_says_so(writer: Api, model, beat, build, sent) -> None:
+    healthy = beat().host
+    assert "cuda_unavailable_reason" not in writer.get("neurons/beast/discovery")
+    beat(host=msgspec.structs.replace(healthy, problems=["reboot"], cuda_unavailable="reboot"))
+    assert writer.get("neurons/beast/discovery")["cuda_unavailable_reason"] == "reboot"
+    told = writer.post("neurons/beast/models/load", {"model_id": "tiny"}, 503)
+    assert told["code"] == "cuda_unavailable" and "reboot" in told["error"]
+    assert sent.tasks == []
 
 
 def test_the_originals_unload_takes_a_pinned_model(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fleet.placement import Decision, Load, Reject, Route, Wait, place
@@ -29,6 +31,8 @@ GATEWAY_BOX = neuron("a-gateway", processor(free=110))
 GPU_HOST = neuron("gpu", processor(free=60), card(0, free=31, total=32))
 TWO_CARDS = neuron("two", card(0, free=5), card(1, free=20))
 
+BROKEN_DRIVER = replace(neuron("broken", processor(free=110)), cuda_unavailable="reboot")
+
 TABLE = {
     "31 GiB of a card before 110 GiB of a processor's": (
         entry(needs_gib=20),
@@ -49,6 +53,26 @@ TABLE = {
         entry(needs_gib=40),
         [GATEWAY_BOX, GPU_HOST],
         load("gpu", "cpu"),
+    ),
+    "nor to the processors of a host whose cards cannot be used": (
+        entry(needs_gib=10),
+        [BROKEN_DRIVER],
+        Reject(
+            code="cuda_unavailable",
+            message="The cards of broken cannot be used: reboot. HELEXA_DEVICE=cpu has its neuron "
+            "load on processors",
+            retry_after_s=30.0,
+        ),
+    ),
+    "but to those of another one": (
+        entry(needs_gib=10),
+        [BROKEN_DRIVER, GATEWAY_BOX],
+        load("a-gateway", "cpu"),
+    ),
+    "a model for processors goes there all the same": (
+        entry(needs_gib=10, device="cpu"),
+        [BROKEN_DRIVER],
+        load("broken", "cpu"),
     ),
     "not where the catalogue wants a card": (
         entry(device="cuda"),

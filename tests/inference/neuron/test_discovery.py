@@ -126,12 +126,22 @@ def test_a_broken_driver_is_named(error: int, words: str) -> None:
     discovery = _run(FakeNvml(error))
     (problem,) = discovery.host().problems
     assert words in problem
+    assert discovery.host().cuda_unavailable == problem
     assert [device.kind for device in discovery.devices()] == ["cpu"]
 
 
 def test_no_driver_on_a_host_without_a_gpu_is_no_problem() -> None:
     discovery = _run(FakeNvml(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), has_gpu=False)
     assert discovery.host().problems == []
+    assert discovery.host().cuda_unavailable == ""
+
+
+def test_an_operator_may_do_without_cards() -> None:
+    broken = FakeNvml(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    for nvml in (broken, FakeNvml()):
+        discovery = _run(nvml, HELEXA_DEVICE="cpu")
+        assert [device.kind for device in discovery.devices()] == ["cpu"]
+        assert (discovery.host().problems, discovery.host().cuda_unavailable) == ([], "")
 
 
 def test_a_card_that_is_lost_later_has_no_free_memory_and_is_named_once() -> None:
