@@ -13,7 +13,8 @@ from helexa_site.program import REPOSITORY_DIR, program
 PAGE = REPOSITORY_DIR / "docs" / "operating" / "commands.md"
 HELP_FLAGS = {"--help", "-h"}
 BLOCK = re.compile(
-    r"^### (?P<words>[^\n]+)\n\n```text\n(?P<text>.*?)```$", re.MULTILINE | re.DOTALL
+    r"^### (?P<words>[^\n]+)\n\n<!-- not run: a listing -->\n```text\n(?P<text>.*?)```$",
+    re.MULTILINE | re.DOTALL,
 )
 
 

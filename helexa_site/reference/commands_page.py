@@ -81,7 +81,7 @@ def _block(words: str, parser: argparse.ArgumentParser) -> str:
     if " " in words and parser.description:
         lines += ["", f"  {parser.description}"]
     lines += [""] * bool(actions) + [_line(parser, one) for one in actions]
-    return f"### {words}\n\n```text\n" + "\n".join(lines) + "\n```\n"
+    return f"### {words}\n\n<!-- not run: a listing -->\n```text\n" + "\n".join(lines) + "\n```\n"
 
 
 def _usage(action: argparse.Action) -> str:
