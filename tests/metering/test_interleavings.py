@@ -127,6 +127,8 @@ class Request:
     budgets: tuple[int, ...]
     prompt_tokens: int
     """The bound that is reserved."""
+    output_tokens: int | None
+    """Asked for."""
     waiter: Waiter
     num_output_tokens: int = 0
     """Granted."""
@@ -262,22 +264,26 @@ class Fleet(RuleBasedStateMachine):
             gateway=gateway,
             budgets=tuple(self.budgets[index] for index in bound),
             prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
             waiter=self.loop.create_future(),
         )
         self.requests[request.id] = request
+        self.reserve_for(request, is_written)
+
+    def reserve_for(self, request: Request, is_written: bool) -> None:
         operation = reserve(
             request.id,
-            gateway_id=gateway.name,
+            gateway_id=request.gateway.name,
             budgets=request.budgets,
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=request.output_tokens,
             default_output_tokens=150,
             prices=PRICES,
             now_unix_s=self.now_unix_s,
         )
-        gateway.tell(operation, request.waiter)
+        request.gateway.tell(operation, request.waiter)
         if is_written:
-            self.write(gateway)
+            self.write(request.gateway)
 
     @precondition(lambda self: any(gateway.pending.depth for gateway in self.gateways))
     @rule(which=st.integers(0, 1), fault=st.sampled_from(FAULTS))
@@ -305,6 +311,17 @@ class Fleet(RuleBasedStateMachine):
                 prices=PRICES,
             )
             request.gateway.tell(operation)
+
+    @precondition(lambda self: self.running())
+    @rule(index=st.integers(0, 99), more=st.integers(1, 200), is_written=st.booleans())
+    def find_the_prompt_longer_than_reserved(self, index: int, more: int, is_written: bool) -> None:
+        """Its neuron has refused it, and runs it once its length is reserved."""
+        request = self.pick(index, lambda request: True)
+        if request is not None:
+            self.now_unix_s += 1
+            request.prompt_tokens += more
+            request.waiter = self.loop.create_future()
+            self.reserve_for(request, is_written)
 
     @precondition(lambda self: self.running())
     @rule(index=st.integers(0, 99), share=st.integers(0, 4), times=st.integers(1, 2))
