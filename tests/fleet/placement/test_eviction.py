@@ -321,7 +321,7 @@ def test_the_snuggest_room_is_found_without_looking_everywhere(
     if needs.num_devices > 1 or least is None:
         return
     rooms = [
-        ((*spots._snugness(device.free_bytes("new"), least), here.name, device.name), device)
+        ((*spots._snugness(needs, device.free_bytes("new"), least), here.name, device.name), device)
         for here in ground.by_kind["cuda"].values()
         for device in here.devices
         if device.free_bytes("new") >= least
