@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from fleet.catalogue import CatalogueEntry, SettingValue
 from fleet.models_toml.names import name_of_id
 from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place
+from fleet.placement.needs import Needs
+from fleet.placement.returning import UnavailableHost, is_large_enough, unavailable_hosts
 from fleet.snapshot import FleetSnapshot
 from inference.loading.errors import LoadError
 from inference.loading.files import SAFETENSORS_NAME, GGUFVariant, check_shards, gguf_variants
@@ -113,15 +115,30 @@ def choices_of(
 def fits(
     offer: Offer, snapshot: FleetSnapshot, catalogue: Catalogue | None = None
 ) -> tuple[NeuronFit, ...]:
-    """Whether it fits on each neuron: what placement would decide were that neuron the only one."""
+    """Whether it fits on each neuron: what placement would decide were that neuron the only one.
+    Of a host that is away, whether its devices are large enough."""
     entry = CatalogueEntry(name="", source="", vram_mb=offer.vram_mb)
-    return tuple(
+    here = [
         _fit(
             neuron.name,
             place(entry, FleetSnapshot(neurons=(neuron,)), catalogue=catalogue),
         )
         for neuron in snapshot.neurons
-    )
+    ]
+    away = [
+        _fit_of_absent(entry, host)
+        for host in unavailable_hosts(snapshot)
+        if snapshot.neuron(host.name) is None
+    ]
+    return tuple(sorted([*here, *away], key=lambda one: one.neuron))
+
+
+def _fit_of_absent(entry: CatalogueEntry, host: UnavailableHost) -> NeuronFit:
+    if is_large_enough(Needs(entry), host.name, host.devices):
+        words = f"large enough, but it {host.how_long}"
+    else:
+        words = "larger than any of its devices"
+    return NeuronFit(neuron=host.name, fits=False, words=words)
 
 
 def _dense_offer(repository: HubRepository, names: list[str]) -> Offer:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fleet.catalogue import CatalogueEntry
 from fleet.hub.offers import HubRepository, fits, offers_of
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.wishes import KnownDevice, KnownHost, Wish, Wishes
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 
 GIB = 1024**3
@@ -87,6 +88,11 @@ def neuron(name: str, *, free: int, total: int = 24, holds: str | None = None) -
     )
 
 
+def away(total: int) -> Wish:
+    card = KnownDevice(kind="cuda", total_memory_bytes=total * GIB)
+    return Wish(host=KnownHost(devices=(card,), away_s=70.0))
+
+
 def test_where_it_fits_is_as_placement_has_it() -> None:
     snapshot = FleetSnapshot(
         neurons=(
@@ -94,14 +100,17 @@ def test_where_it_fits_is_as_placement_has_it() -> None:
             neuron("idle", free=2, holds="other"),
             neuron("roomy", free=20),
             neuron("small", free=4, total=4),
-        )
+        ),
+        wishes=Wishes(by_neuron={"gone": away(24), "tiny": away(1), "full": away(24)}),
     )
     other = CatalogueEntry(name="other", source="pypi:other", weight_bytes=22 * GIB)
     offer = offers_of(GGUF)[0]
     found = {fit.neuron: (fit.fits, fit.words) for fit in fits(offer, snapshot, {"other": other})}
     assert found == {
         "full": (False, "no room now"),
+        "gone": (False, "large enough, but it has been away for 70 s"),
         "idle": (True, "fits when other leaves"),
         "roomy": (True, "fits"),
         "small": (False, "larger than any of its devices"),
+        "tiny": (False, "larger than any of its devices"),
     }
