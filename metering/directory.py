@@ -32,7 +32,7 @@ from metering.errors import DirectoryUnavailableError, InvalidKeyError
 from metering.key_records import AccountRecord, KeyRecord
 from metering.key_store import DatabaseKeyStore, KeyStore
 from metering.key_uses import KeyUses, close_thread
-from metering.keys import digest_secret, prefix_of
+from metering.keys import digest_secret, imported_prefix, prefix_of
 from metering.principal import ANONYMOUS_ACCOUNT, SHARED_ACCOUNT, Principal
 
 logger = logging.getLogger(__name__)
@@ -80,6 +80,8 @@ class KeyDirectory:
         self._keys: OrderedDict[str, KeyRecord] = OrderedDict()
         self._unknown_until: OrderedDict[str, float] = OrderedDict()
         self._accounts: dict[str, AccountRecord] = {}
+        self._imported: frozenset[str] = frozenset()
+        """The prefixes of imported keys: whether a key of another form is one needs no query."""
         self._revision: int | None = None
         self._is_away = False
         self._next = _Round()
@@ -107,7 +109,7 @@ class KeyDirectory:
     async def find(self, presented_key: str) -> Principal:
         """Raises ``KeyRefusedError``, ``DirectoryUnavailableError``. What has not the form of a
         key is refused whether or not the database is away."""
-        prefix = prefix_of(presented_key)
+        prefix = self.prefix_of(presented_key)
         if prefix is None:
             raise InvalidKeyError("The API key is not valid.")
         record = self._keys.get(prefix)
@@ -119,6 +121,13 @@ class KeyDirectory:
         principal = record.principal_for(presented_key, secret=self._secret, now_unix_s=now_s)
         self.uses.note(prefix, now_s)
         return principal
+
+    def prefix_of(self, presented_key: str) -> str | None:
+        """``None`` for what neither has the form of a key nor was imported."""
+        if (prefix := prefix_of(presented_key)) is not None or not self._imported:
+            return prefix
+        prefix = imported_prefix(presented_key, self._secret)
+        return prefix if prefix in self._imported else None
 
     async def find_by_prefix(self, prefix: str) -> Principal:
         """Who holds a key that was shown before. Raises ``KeyRefusedError``,
@@ -193,9 +202,11 @@ class KeyDirectory:
         if has_changed:
             prefixes |= self._keys.keys()
             accounts = await self._in_thread(self._store.built_in_accounts)
+            imported = await self._in_thread(self._store.imported)
         keys = await self._in_thread(partial(self._store.keys, prefixes)) if prefixes else {}
         if has_changed:
             self._accounts = dict(accounts)
+            self._imported = imported
             self._unknown_until.clear()
         self._remember_keys(prefixes, keys)
         self._revision = revision

@@ -17,6 +17,7 @@ from django.db.models import Q
 
 from metering.errors import DirectoryUnavailableError
 from metering.key_records import AccountRecord, KeyRecord, MembershipRecord
+from metering.keys import IMPORTED_MARK
 from metering.models import Account, ApiKey, Budget, Membership, Revision
 from metering.models.account import LimitedModel
 from metering.principal import BUILT_IN_ACCOUNTS, Principal, RateLimits, Scope
@@ -37,6 +38,10 @@ class KeyStore(Protocol):
         ...
 
     def built_in_accounts(self) -> Mapping[str, AccountRecord]: ...
+
+    def imported(self) -> frozenset[str]:
+        """The prefixes of all imported keys."""
+        ...
 
     def record_uses(self, prefixes: Collection[str], used_unix_s: float) -> None: ...
 
@@ -93,6 +98,11 @@ class DatabaseKeyStore:
         budgets = _budgets(Q(account__in=BUILT_IN_ACCOUNTS), "account_id")
         rows = Account.objects.filter(name__in=BUILT_IN_ACCOUNTS)
         return {row.name: account_record(row, budgets[row.name]) for row in rows}
+
+    @_database_call
+    def imported(self) -> frozenset[str]:
+        rows = ApiKey.objects.filter(prefix__startswith=IMPORTED_MARK)
+        return frozenset(rows.values_list("prefix", flat=True))
 
     @_database_call
     def record_uses(self, prefixes: Collection[str], used_unix_s: float) -> None:

@@ -6,6 +6,10 @@
 The prefix is public: it names the key in lists, logs and the ledger. Of the whole key only a digest
 is kept, keyed by Django's SECRET_KEY, so that the database alone proves nothing. A fast digest is
 enough: the secret has 190 bits.
+
+A key that an operator chose elsewhere has another form. Its public prefix is computed from it:
+
+    sk-team-… ─▶ im- and 13 digits of a keyed hash, which the database alone cannot reproduce
 """
 
 from __future__ import annotations
@@ -22,6 +26,10 @@ PREFIX_MARK = "hx-"
 NUM_PREFIX_CHARS = 10
 NUM_SECRET_CHARS = 32
 KEY_FORM = re.compile(r"(hx-[0-9A-Za-z]{10})-[0-9A-Za-z]{32}", re.ASCII)
+IMPORTED_MARK = "im-"
+NUM_IMPORTED_DIGITS = 13
+IMPORTED_FORM = re.compile(r"[\x21-\x7e]{8,200}", re.ASCII)
+IMPORTED_PURPOSE = b"metering.keys: prefix of an imported key: "
 DIGEST_PURPOSE = b"metering.keys: digest of an API key"
 
 
@@ -42,6 +50,22 @@ def prefix_of(presented_key: str) -> str | None:
     """``None`` for what has not the form of a key."""
     match = KEY_FORM.fullmatch(presented_key)
     return None if match is None else match[1]
+
+
+def imported_prefix(presented_key: str, secret: bytes) -> str:
+    """The public prefix that the key has where it was imported. ``secret`` is from
+    ``digest_secret``."""
+    digits = hmac.digest(secret, IMPORTED_PURPOSE + presented_key.encode(), "sha256").hex()
+    return IMPORTED_MARK + digits[:NUM_IMPORTED_DIGITS]
+
+
+def import_problem(key: str) -> str | None:
+    """Why a key cannot be imported."""
+    if prefix_of(key) is not None:
+        return "This has the form of helexa's own keys, which are made, not imported"
+    if not IMPORTED_FORM.fullmatch(key):
+        return "A key has 8 to 200 printable ASCII characters and no spaces"
+    return None
 
 
 def digest_secret(secret_key: str) -> bytes:

@@ -59,6 +59,7 @@ class SubcommandsCommand(QuickCommand):
                 help=subcommand.help,
                 description=subcommand.help,
                 aliases=aliases_of(subcommand),
+                conflict_handler="resolve",  # a subcommand's own flag goes before a server's
             )
             add_backend_arguments(one)
             subcommand.add_arguments(one)

@@ -285,6 +285,14 @@ KEYS = (
     )[:2],
     Deed(
         noun="keys",
+        verb="import",
+        rest="POST /api/keys",
+        command="keys import",
+        services=("keys.key_create",),
+        why="The admin makes keys; one that was chosen elsewhere comes from a script.",
+    ),
+    Deed(
+        noun="keys",
         verb="revoke",
         rest="DELETE /api/keys/{prefix}",
         command="keys revoke",

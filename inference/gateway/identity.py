@@ -27,7 +27,6 @@ from inference.wire.errors import (
     ServiceUnavailableError,
 )
 from metering.errors import DirectoryUnavailableError, KeyRefusedError
-from metering.keys import prefix_of
 from metering.principal import ANONYMOUS_ACCOUNT, SELF_TEST, Principal, Scope
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -49,6 +48,10 @@ class Directory(Protocol):
 
     async def stop(self) -> None: ...
     async def find(self, presented_key: str) -> Principal: ...
+    def prefix_of(self, presented_key: str) -> str | None:
+        """``None`` for what is no key of ours."""
+        ...
+
     async def find_by_prefix(self, prefix: str) -> Principal:
         """Who holds a key that has been shown before."""
         ...
@@ -113,7 +116,7 @@ class Identifier:
             is_self_test = is_serve and SELF_TEST_HEADER in named
             return SELF_TEST if is_self_test else self._directory.shared()
         for key in given:
-            if prefix_of(text := key.decode("latin-1")) is not None:
+            if self._directory.prefix_of(text := key.decode("latin-1")) is not None:
                 return await self._directory.find(text)
         if not self._allows_anonymous:
             raise InvalidApiKeyError(

@@ -25,7 +25,7 @@ from metering.api.problems import AUTHENTICATE, ProblemError
 from metering.errors import DisabledAccountError, InvalidKeyError
 from metering.key_records import AccountRecord, person_principal
 from metering.key_store import DatabaseKeyStore
-from metering.keys import digest_secret, prefix_of
+from metering.keys import digest_secret, imported_prefix, prefix_of
 from metering.principal import ANONYMOUS_ACCOUNT, SHARED_ACCOUNT, Principal, Scope
 
 
@@ -68,7 +68,7 @@ class KeyAuthentication(BaseAuthentication):
         if holds_shared_key(given, config):
             return AnonymousUser(), _caller(_built_in(SHARED_ACCOUNT))
         for key in (one.decode("latin-1") for one in given):
-            if prefix := prefix_of(key):
+            if prefix := _prefix_of(key):
                 return AnonymousUser(), _caller(_find(key, prefix))
         if allows_anonymous(config):
             return None
@@ -108,6 +108,14 @@ class AnonymousAuthentication(BaseAuthentication):
 
 def _caller(principal: Principal) -> Caller:
     return Caller(principal=principal, accounts=frozenset({principal.account}))
+
+
+def _prefix_of(key: str) -> str | None:
+    """``None`` for what neither has the form of a key nor was imported."""
+    if prefix := prefix_of(key):
+        return prefix
+    prefix = imported_prefix(key, digest_secret(settings.SECRET_KEY))
+    return prefix if prefix in DatabaseKeyStore().imported() else None
 
 
 def _find(key: str, prefix: str) -> Principal:

@@ -8,10 +8,11 @@ from typing import Any
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api.access import FleetListView
+from fleet.api.access import FleetListView, text_in
 from fleet.api.removal import removal_schema, removed
 from fleet.nouns.bodies import changed_row, new_row, values_of_body
 from fleet.nouns.schema import change_schema, new_schema
@@ -59,12 +60,18 @@ class KeysView(FleetListView, KeyView):
         return queryset if wanted is None else queryset.filter(_has_status(wanted))
 
     @extend_schema(
-        request=new_schema("KeyStart", KEYS, budgets=BudgetShape(many=True, required=False)),
+        request=new_schema(
+            "KeyStart",
+            KEYS,
+            budgets=BudgetShape(many=True, required=False),
+            key=serializers.CharField(required=False, help_text="One that was chosen elsewhere."),
+        ),
         responses={201: NewKeyShape},
     )
     def post(self, request: Request) -> Response:
-        """Makes a key. The answer is the only place where it is shown."""
-        body = new_row(request, KEYS, "budgets")
+        """Makes a key, or imports the ``key`` that is given. The answer shows it once."""
+        body = new_row(request, KEYS, "budgets", "key")
+        imported = text_in(body, "key") if "key" in body else None
         scopes = body.get("scopes", [str(scope) for scope in DEFAULT_SCOPES])
         self.ensure_may_grant(scopes)
         created = services.key_create(
@@ -76,6 +83,7 @@ class KeysView(FleetListView, KeyView):
             expires_at=body.get("expires_at"),
             limits=RateLimits(**{name: body.get(name) for name in LIMIT_FIELDS}),
             caps=_caps(body.get("budgets", [])),
+            imported=imported,
         )
         shown = {"key": created.key, **self.get_serializer(created.row).data}
         return Response(shown, status=201, headers=SHOWN_ONCE)

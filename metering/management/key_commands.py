@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser
 
 from django.conf import settings
@@ -53,6 +54,23 @@ class AddKey(AddRow):
             run.stderr.write("This key is shown once. Clients send it as their API key.")
 
 
+class ImportKey(AddKey):
+    """Reads the key on standard input: command lines are seen by others and kept in histories."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "--key", dest="imported", choices=("-",), required=True, help="on standard input"
+        )
+        parser.set_defaults(key=None)  # that of the server is in HELEXA_API_KEY
+
+    def body(self, run: Run) -> Row:
+        return super().body(run) | {"key": sys.stdin.readline().strip()}
+
+    def show(self, run: Run, row: Row) -> None:
+        run.show(row | {"key": None}, f"Imported the key {row['prefix']} of {row['account']}.")
+
+
 class RevokeKey(RemoveRow):
     """Says when the key was revoked before."""
 
@@ -84,6 +102,12 @@ SUBCOMMANDS = (
         help="make a key and print it, once",
         positional=("account",),
         aliases=("create",),
+    ),
+    ImportKey(
+        noun=KEYS,
+        name="import",
+        help="accept a key that was chosen elsewhere",
+        positional=("account",),
     ),
     ChangeRow(noun=KEYS, help="change a key; its account and its secret stay"),
     RevokeKey(

@@ -12,7 +12,7 @@ from metering.errors import (
     UnknownMemberError,
     UnknownUserError,
 )
-from metering.keys import prefix_of
+from metering.keys import IMPORTED_MARK, PREFIX_MARK, prefix_of
 from metering.models import Account, ApiKey, Budget, Membership
 
 
@@ -32,7 +32,9 @@ def key_find(prefix: str) -> ApiKey:
     wanted = prefix_of(prefix) or prefix
     key = ApiKey.objects.select_related("account").filter(prefix=wanted).first()
     if key is None:
-        raise UnknownKeyError(f"There is no API key with the prefix {wanted[:16]!r}")
+        is_prefix = wanted.startswith((PREFIX_MARK, IMPORTED_MARK))
+        name = f"the prefix {wanted[:16]!r}" if is_prefix else "that prefix"
+        raise UnknownKeyError(f"There is no API key with {name}")
     return key
 
 

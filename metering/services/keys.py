@@ -13,7 +13,14 @@ from django.utils import timezone
 from fleet.models import Alias, CatalogueModel
 from metering.actor import Actor
 from metering.errors import MeteringValueError
-from metering.keys import digest_of, digest_secret, make_key
+from metering.keys import (
+    NewKey,
+    digest_of,
+    digest_secret,
+    import_problem,
+    imported_prefix,
+    make_key,
+)
 from metering.models import Account, ApiKey
 from metering.principal import RateLimits, Scope
 from metering.services.accounts import LIMIT_FIELDS, limits_check
@@ -43,10 +50,12 @@ def key_create(
     expires_at: datetime | None = None,
     limits: RateLimits | None = None,
     caps: Iterable[Cap] = (),
+    imported: str | None = None,
 ) -> CreatedKey:
     """``model_names`` may be aliases; none means all models. ``caps`` become budgets of the key.
-    Raises ``MeteringValueError``."""
-    made = make_key()
+    ``imported``: a key that was chosen elsewhere; ``None``: a new one is made. Raises
+    ``MeteringValueError``."""
+    made = make_key() if imported is None else _imported(imported)
     limits = limits or RateLimits()
     row = ApiKey(
         prefix=made.prefix,
@@ -117,6 +126,16 @@ def key_check(*, key: ApiKey) -> None:
     is_new = key._state.adding
     if is_new and key.expires_at is not None and key.expires_at <= timezone.now():
         raise MeteringValueError("expires_at", "The key would have expired already")
+
+
+def _imported(key: str) -> NewKey:
+    """Raises ``MeteringValueError``, whose message never holds the key."""
+    if problem := import_problem(key):
+        raise MeteringValueError("key", problem)
+    prefix = imported_prefix(key, digest_secret(settings.SECRET_KEY))
+    if ApiKey.objects.filter(prefix=prefix).exists():
+        raise MeteringValueError("key", f"This key is there already, as {prefix}")
+    return NewKey(prefix=prefix, key=key)
 
 
 def _scopes(words: Iterable[str]) -> list[str]:

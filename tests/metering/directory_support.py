@@ -70,6 +70,9 @@ class FakeStore:
         self._query()
         return found
 
+    def imported(self) -> frozenset[str]:
+        return frozenset(prefix for prefix in self.records if prefix.startswith("im-"))
+
     def built_in_accounts(self) -> dict[str, AccountRecord]:
         self._query()
         return dict(self.accounts)

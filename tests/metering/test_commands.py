@@ -15,6 +15,7 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import OperationalError
+from django.test import Client
 from django.utils import timezone
 
 from fleet.nouns.kinds import expiry
@@ -116,6 +117,31 @@ class TestBudgets:
 
 
 class TestKeys:
+    def test_a_key_that_was_chosen_elsewhere(
+        self, account: Account, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def imported(word: str, *words: str) -> str:
+            monkeypatch.setattr("sys.stdin", io.StringIO(f"{word}\n"))
+            return output("keys", "import", "research", "--key", "-", *words)
+
+        text = imported("sk-team-0123456789", "--scopes", "accounts:read", "--name", "old")
+        row = ApiKey.objects.get()
+        assert row.prefix.startswith("im-") and row.prefix in text
+        assert "sk-team" not in text
+        headers = {"authorization": "Bearer sk-team-0123456789"}
+        assert Client().get("/api/me", headers=headers).json()["key"] == row.prefix
+        for word, message in (
+            ("sk-team-0123456789", "there already"),
+            ("short", "8 to 200"),
+            (keys.make_key().key, "are made, not imported"),
+        ):
+            with pytest.raises(CommandError, match=message) as caught:
+                imported(word)
+            assert word not in str(caught.value)
+        assert "sk-team" not in refused("keys", "revoke", "sk-team-0123456789", code=3)
+        output("keys", "revoke", row.prefix)
+        assert Client().get("/api/me", headers=headers).status_code == 401
+
     def test_change_and_show(self, account: Account) -> None:
         made = printed_json("keys", "create", "research", "--expires", "1d", "--cap-tokens=50")
         prefix = made["prefix"]

@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from metering.directory import KeyDirectory
-from metering.errors import DisabledAccountError, RevokedKeyError
-from metering.key_records import AccountRecord
-from metering.principal import ALL_SCOPES, RateLimits, Scope
+from metering.errors import DisabledAccountError, InvalidKeyError, RevokedKeyError
+from metering.key_records import AccountRecord, KeyRecord
+from metering.keys import digest_of, digest_secret, imported_prefix
+from metering.principal import ALL_SCOPES, Principal, RateLimits, Scope
 from tests.metering.directory_support import (
     SECRET_KEY,
     Clock,
@@ -106,3 +107,22 @@ class TestUses:
         await directory.stop()
         assert [prefixes for prefixes, _ in store.uses] == [{key[:13]}]
         assert store.num_closed == 2, "each thread's connection is closed"
+
+
+async def test_an_imported_key_is_recognised_by_what_it_is(
+    directory: KeyDirectory, store: FakeStore
+) -> None:
+    """Other words, as SDKs' placeholders, need no query and stay nobody's."""
+    secret = digest_secret(SECRET_KEY)
+    prefix = imported_prefix("sk-team-0123456789", secret)
+    store.records[prefix] = KeyRecord(
+        digest=digest_of("sk-team-0123456789", secret),
+        principal=Principal(account="research", key=prefix),
+    )
+    assert directory.prefix_of("sk-team-0123456789") is None
+    store.number += 1
+    await until(lambda: directory.prefix_of("sk-team-0123456789") == prefix)
+    assert (await directory.find("sk-team-0123456789")).account == "research"
+    assert directory.prefix_of("placeholder") is None
+    with pytest.raises(InvalidKeyError):
+        await directory.find("placeholder")

@@ -11,6 +11,7 @@ from metering.errors import (
     LedgerUnavailableError,
     QuotaExceededError,
 )
+from metering.keys import prefix_of
 from metering.principal import ALL_SCOPES, Principal, Scope, anonymous_principal
 
 KEY = "hx-abcdefghij-" + 32 * "s"
@@ -46,6 +47,9 @@ class FakeDirectory:
         if presented_key not in self.keys:
             raise InvalidKeyError("The API key is not valid.")
         return self.keys[presented_key]
+
+    def prefix_of(self, presented_key: str) -> str | None:
+        return prefix_of(presented_key)
 
     async def find_by_prefix(self, prefix: str) -> Principal:
         for principal in self.keys.values():
