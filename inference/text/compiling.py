@@ -54,5 +54,7 @@ def is_panic(error: BaseException) -> bool:
 
 def one_line(message: str) -> str:
     """Regular expressions are complained of in several, the last of which says why."""
+    if message.startswith("NoExtensionBias"):
+        return "nothing can match it"
     first, *others = [line.strip() for line in message.splitlines() if line.strip()]
     return f"{first} {others[-1].removeprefix('error: ')}" if others else first

@@ -14,37 +14,66 @@ from inference.text.compiling import first_token_problem
 from inference.text.errors import SchemaError
 from inference.text.grammar_parts import grammar_text, json_part
 from inference.text.schema_numbers import BOUNDS
-from inference.text.schema_places import Place, all_places, replaced
+from inference.text.schema_places import Place, Steps, all_places, replaced
+from inference.text.schema_references import referenced
 
 ENFORCED = BOUNDS | {"type", "multipleOf"}
+COMBINED = ("allOf", "anyOf", "oneOf")
+MAX_COMBINED = 50
+"""Of schemas that hold for one value. With more of them it is not looked at: their combinations may
+be without number."""
 NOT_BETWEEN = "'multipleOf' cannot be enforced between the bounds beside it"
 
 
 def without_impossible_multiples(root: Any) -> Any:
     """``root`` with ``false`` for what no value can match. Raises ``SchemaError`` where that is
-    ``root`` itself."""
-    for place in all_places(root):
-        numbers = _numbers(place)
-        if numbers is None or first_token_problem(grammar_text([json_part(numbers)])) is None:
-            continue
-        if not place.steps:
-            raise SchemaError(("multipleOf",) if "multipleOf" in place.schema else (), NOT_BETWEEN)
-        root = replaced(root, place.steps, False)
+    ``root`` itself and nothing inside it."""
+    places = list(all_places(root))
+    if not any(isinstance(one.schema, dict) and "multipleOf" in one.schema for one in places):
+        return root
+    impossible = [place.steps for place in places if _is_impossible(root, place)]
+    if impossible == [()]:
+        raise SchemaError(("multipleOf",) if "multipleOf" in root else (), NOT_BETWEEN)
+    for steps in reversed(impossible):  # what is inside another one first
+        if steps:
+            root = replaced(root, steps, False)
     return root
 
 
-def _numbers(place: Place) -> dict[str, Any] | None:
-    """What the schema and its ``allOf`` demand of a number; ``None``: no multiple and bounds."""
-    if not isinstance(place.schema, dict):
-        return None
-    beside = place.schema.get("allOf")
-    together = [place.schema, *(beside if isinstance(beside, list) else ())]
-    demands = [
-        {keyword: value for keyword, value in schema.items() if keyword in ENFORCED}
-        for schema in together
-        if isinstance(schema, dict)
-    ]
-    keywords = {keyword for demand in demands for keyword in demand}
-    if "multipleOf" not in keywords or not keywords & BOUNDS:
-        return None
-    return {"allOf": demands} if len(demands) > 1 else demands[0]
+def _is_impossible(root: Any, place: Place) -> bool:
+    numbers = _Numbers(root).of(place.schema)
+    return (
+        numbers is not None and first_token_problem(grammar_text([json_part(numbers)])) is not None
+    )
+
+
+class _Numbers:
+    """What a schema, and those that hold for the same value, demand of a number."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._keywords: set[str] = set()
+        self._num_combined = 0
+
+    def of(self, schema: Any) -> dict[str, Any] | None:
+        """``None``: no multiple with a bound."""
+        demands = self._demands(schema, frozenset())
+        is_bounded = "multipleOf" in self._keywords and self._keywords & BOUNDS
+        if not is_bounded or self._num_combined > MAX_COMBINED:
+            return None
+        return demands if isinstance(demands, dict) else None
+
+    def _demands(self, schema: Any, seen: frozenset[Steps]) -> Any:
+        self._num_combined += 1
+        if not isinstance(schema, dict) or self._num_combined > MAX_COMBINED:
+            return schema if isinstance(schema, bool) else {}
+        kept = {keyword: value for keyword, value in schema.items() if keyword in ENFORCED}
+        self._keywords |= kept.keys()
+        for keyword in COMBINED:
+            if isinstance(options := schema.get(keyword), list):
+                kept[keyword] = [self._demands(option, seen) for option in options]
+        target = referenced(self._root, schema)
+        if target is not None and target.steps not in seen:
+            inner = self._demands(target.schema, seen | {target.steps})
+            kept["allOf"] = [*kept.get("allOf", ()), inner]
+        return kept

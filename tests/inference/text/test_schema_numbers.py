@@ -109,7 +109,8 @@ def test_numbers_that_are_not_exact_are_refused(schema: dict[str, Any], path: st
     assert refused.value.path("S") == path
 
 
-THIRDS = {"type": "integer", "multipleOf": 0.3, "minimum": 100, "exclusiveMaximum": 102}
+BETWEEN: dict[str, Any] = {"minimum": 100, "exclusiveMaximum": 102}
+THIRDS = BETWEEN | {"type": "integer", "multipleOf": 0.3}
 """Holds multiples of 0.3 and whole numbers, and no number that is both."""
 
 
@@ -129,7 +130,18 @@ THIRDS = {"type": "integer", "multipleOf": 0.3, "minimum": 100, "exclusiveMaximu
         ({"type": "object", "properties": {"a": THIRDS}, "required": ["a"]}, "S.properties.a"),
         ({"type": "array", "items": THIRDS, "minItems": 1}, "S.items"),
         ({"anyOf": [THIRDS, THIRDS]}, "S.anyOf"),
-        ({"properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": THIRDS}}, "S.properties"),
+        (
+            {"$defs": {"n": BETWEEN}, "$ref": "#/$defs/n", "type": "integer", "multipleOf": 0.3},
+            "S.multipleOf",
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": BETWEEN | {"type": "integer", "anyOf": [{"multipleOf": 0.3}]}},
+                "required": ["a"],
+            },
+            "S.properties.a",
+        ),
     ],
 )
 def test_multiples_that_no_number_between_the_bounds_has_are_refused(
@@ -145,6 +157,12 @@ def test_multiples_that_no_number_between_the_bounds_has_are_refused(
     [
         {"type": "object", "properties": {"a": THIRDS}, "additionalProperties": False},
         {"type": "array", "items": THIRDS},
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/n"}},
+            "additionalProperties": False,
+            "$defs": {"n": THIRDS},
+        },
         {"anyOf": [THIRDS, {"type": "null"}]},
     ],
 )
