@@ -65,6 +65,28 @@ class Stage:
         self.authorization = authorization
         self._env = env
 
+    @property
+    def redis_url(self) -> str:
+        return self._env["REDIS_URL"]
+
+    def run_python(self, code: str) -> str:
+        """What the code prints, run by a process that has set Django up."""
+        command = [sys.executable, "-c", f"import django; django.setup()\n{code}"]
+        done = subprocess.run(
+            command,
+            cwd=REPOSITORY_DIR,
+            env=self._env,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return done.stdout.strip()
+
+    def start_control(self) -> RunningProcess:
+        command = [*(sys.executable, "-m", "celery", "-A", "helexa_site.celery", "--quiet")]
+        command += ["worker", "-Q", "control", "--pool", "solo", "--loglevel", "WARNING"]
+        return self.processes.start("control", command, self._env)
+
     def start_gateway(
         self,
         kind: str,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,47 +16,19 @@ import psutil
 import pytest
 import redis
 
+from benchmarks.gateway.hostile_host import ATTACKS, EVIL, MB, Evil, heartbeat, is_lured
 from inference.protocol import keys
-from inference.protocol.events import EVENT_BATCH_FIELD, EventBatch, Finished, Usage
-from inference.protocol.events import encode_event_batch as encode
-from inference.protocol.heartbeat import (
-    PROTOCOL,
-    DeviceInfo,
-    HostInfo,
-    NeuronHeartbeat,
-    ReplicaState,
-    ReplicaStatus,
-    encode_heartbeat,
-)
+from inference.protocol.heartbeat import encode_heartbeat
 from inference.protocol.joining import decode_joining
-from inference.protocol.usage_reports import UsageReport, encode_usage_report
 from tests.live import catalogue
 from tests.live.conftest import with_caches
 from tests.live.serving import MODEL, Serve, free_port, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
-EVIL = "evil"
-MB = 1_000_000
 MAX_GROWTH_BYTES = 50 * MB
 NUM_ASKED = 12
 TIMEOUT_S = 120.0
-
-
-@dataclass(slots=True)
-class Evil:
-    """The invited host: its Redis client, and the model that it is asked for."""
-
-    client: redis.Redis
-    gateway_id: str = ""
-    request_id: str = ""
-
-    def xadd(self, key: str, data: bytes, field: bytes = EVENT_BATCH_FIELD) -> None:
-        self.client.xadd(key, {field: data})
-
-    @property
-    def events(self) -> str:
-        return keys.events_key(EVIL, self.gateway_id)
 
 
 @pytest.fixture(scope="module")
@@ -86,95 +58,6 @@ def invite(serve: Serve) -> Evil:
     evil = Evil(redis.Redis.from_url(decode_joining(line).redis_url))
     evil.client.set(keys.heartbeat_key(EVIL), encode_heartbeat(heartbeat(order)), ex=600)
     return evil
-
-
-def heartbeat(order: str) -> NeuronHeartbeat:
-    now_s = time.time()
-    sizes = {"total_memory_bytes": 8 << 30, "free_memory_bytes": 1 << 30}
-    replica = ReplicaState(
-        model="lure",
-        job_id="",
-        order=order,
-        status=ReplicaStatus.READY,
-        since_unix_s=now_s,
-        capabilities=["chat", "completions"],
-    )
-    return NeuronHeartbeat(
-        name=EVIL,
-        epoch="e",
-        version="0",
-        protocol=PROTOCOL,
-        started_unix_s=now_s,
-        time_unix_s=now_s,
-        host=HostInfo(hostname="\x1b[2Jevil", os="linux", num_cores=1, **sizes),
-        devices=[DeviceInfo(index=0, kind="cpu", name="CPU", **sizes)],
-        replicas=[replica],
-    )
-
-
-def is_lured(evil: Evil) -> bool:
-    """A gateway has sent it a request, so that it reads its events."""
-    from inference.protocol.generation import Submit, decode_inbox_frame
-
-    for _, fields in evil.client.xrange(keys.inbox_key(EVIL)):
-        frame = decode_inbox_frame(fields[keys.INBOX_FRAME_FIELD])
-        if isinstance(frame, Submit):
-            evil.gateway_id, evil.request_id = frame.gateway_id, frame.request_id
-    return bool(evil.request_id)
-
-
-def events_of_others(evil: Evil) -> None:
-    usage = Usage(prompt_tokens=2**62, completion_tokens=2**62)
-    for number in range(200):
-        ended = Finished(request_id=f"{number}", usage=usage)
-        batch = EventBatch(epoch="e", sequence_number=number, events=[ended])
-        evil.xadd(evil.events, encode(batch))
-    own = Finished(request_id=evil.request_id, usage=usage)
-    evil.xadd(evil.events, encode(EventBatch(epoch="e", sequence_number=10**9, events=[own])))
-
-
-def junk_reports(evil: Evil) -> None:
-    usage = Usage(prompt_tokens=2**63 - 1, completion_tokens=2**63 - 1)
-    report = UsageReport(
-        receipt=b"x" * 64, usage=usage, outcome="finished", started_unix_s=1.0, ended_unix_s=2.0
-    )
-    for _ in range(500):
-        evil.xadd(keys.usage_key(EVIL), encode_usage_report(report), b"r")
-
-
-def many_ids(number: int) -> bytes:
-    ids = b"\xdd" + number.to_bytes(4, "big") + b"\xa1a" * number
-    return b"\x83\xa5epoch\xa1e\xa4beat\x01\xabrequest_ids" + ids
-
-
-def refused(*command: object) -> Callable[[Evil], None]:
-    def attack(evil: Evil) -> None:
-        with pytest.raises(redis.ResponseError):
-            evil.client.execute_command(*command)
-
-    return attack
-
-
-ATTACKS: dict[str, Callable[[Evil], None]] = {
-    "an endless script": refused("EVAL", "while true do end", "0"),
-    "the largest id": lambda evil: evil.client.xadd(
-        evil.events, {b"b": b"x"}, id=f"{2**64 - 1}-{2**64 - 1}"
-    ),
-    "its stream trimmed": lambda evil: evil.client.xadd(evil.events, {b"b": b"x"}, maxlen=0),
-    "large deltas": lambda evil: [evil.xadd(evil.events, b"x" * 10 * MB) for _ in range(20)],
-    "empty batches": lambda evil: [
-        evil.xadd(evil.events, encode(EventBatch(epoch=f"{n}", sequence_number=n, events=[])))
-        for n in range(20_000)
-    ],
-    "junk batches": lambda evil: [evil.xadd(evil.events, b"\xc1") for _ in range(20_000)],
-    "others' requests": events_of_others,
-    "a large heartbeat": lambda evil: evil.client.set(keys.heartbeat_key(EVIL), b"x" * 300 * MB),
-    "many held ids": lambda evil: [
-        evil.client.hset(keys.held_key(EVIL), name, many_ids(300_000))
-        for name in ("", evil.gateway_id)
-    ],
-    "forged reports": junk_reports,
-}
 
 
 @dataclass(slots=True)

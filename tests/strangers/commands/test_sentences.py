@@ -20,6 +20,7 @@ USAGE_CODE = 2
 SCRIPTS = {
     "bench": ("--help", "--no-such-flag"),
     "bench-gateway": ("--help", "--no-such-flag"),
+    "bench-hostile": ("--help", "--no-such-flag"),
     "nightly": ("--help", "--no-such-flag", "--files none"),
     "try-clients": ("--help", "--no-such-flag"),
     "in-environment": ("", "no_such_package no.such.module"),

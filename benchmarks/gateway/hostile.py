@@ -1,0 +1,173 @@
+"""scripts/bench-hostile: how much slower honest answers are while an invited host attacks.
+
+A gateway, a control, an honest neuron without a model and a hostile one, each on a real Redis. Of
+each attack: honest clients in a closed loop without it, then while it is repeated. An answer of
+theirs that is not 200 and whole ends the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import redis
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.gateway.hostile_host import ATTACKS, EVIL, LURE, Evil, heartbeat, is_lured
+from benchmarks.gateway.measure import Cell, Reading, measure
+from benchmarks.gateway.processes import HOST, ProcessFailedError, RunningProcess
+from benchmarks.gateway.stage import MODEL, Stage, StageOptions, stage
+from fleet.redis_users import user_name
+from inference.protocol import keys
+from inference.protocol.heartbeat import encode_heartbeat
+
+MAX_GROWTH_MS = 100.0
+WAIT_LIMIT_S = 60.0
+PAUSE_S = 0.05
+INVITE = """
+from fleet import services
+from fleet.load_orders import load_orders
+from fleet.models import CatalogueModel, Invitation
+from fleet.redis_users import secret_hash
+from metering.actor import COMMAND
+if not CatalogueModel.objects.filter(name={lure!r}).exists():
+    services.catalogue_model_create(actor=COMMAND, name={lure!r}, source="path:/nowhere")
+hashed = {{"secret_sha256": secret_hash({secret!r}), "cut_off_at": None, "cut_off_reason": ""}}
+Invitation.objects.update_or_create(neuron_name={evil!r}, defaults=hashed)
+services.neuron_expect(actor=COMMAND, neuron_name={evil!r})
+services.redis_users_apply()
+print(load_orders().order(neuron={evil!r}, model={lure!r}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """One attack: honest answers without and with it."""
+
+    quiet: Reading
+    attacked: Reading
+
+    @property
+    def growth_ms(self) -> float:
+        return self.attacked.p99_ms - self.quiet.p99_ms
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    console = Console(stderr=True)
+    results: dict[str, Beside] = {}
+    try:
+        with stage(StageOptions()) as there:
+            gateway = there.start_gateway("daphne")
+            there.start_control()
+            for name in options.attacks:
+                console.print(name)
+                results[name] = _beside(there, gateway, name, options)
+    except ProcessFailedError as error:
+        sys.exit(f"scripts/bench-hostile: {error}")
+    _print(results)
+
+
+def _beside(
+    there: Stage, gateway: RunningProcess, name: str, options: argparse.Namespace
+) -> Beside:
+    def ask() -> Reading:
+        return measure(
+            gateway,
+            Cell(streams=False, num_clients=options.clients),
+            model=MODEL,
+            authorization=there.authorization,
+            num_tokens=16,
+            warm_up_s=options.warm_up,
+            seconds=options.seconds,
+        )
+
+    quiet = ask()
+    with _attacking(there, gateway, name):
+        return Beside(quiet, ask())
+
+
+@contextmanager
+def _attacking(there: Stage, gateway: RunningProcess, name: str) -> Iterator[None]:
+    """Repeats the attack until the ``with`` ends, or the host is cut off."""
+    evil = _invited(there)
+    threading.Thread(target=_ask_the_lure, args=(there, gateway), daemon=True).start()
+    deadline_s = time.monotonic() + WAIT_LIMIT_S
+    while not is_lured(evil):
+        if time.monotonic() > deadline_s:
+            raise ProcessFailedError("the gateway sent the hostile host no request")
+        time.sleep(PAUSE_S)
+    ended = threading.Event()
+
+    def attack() -> None:
+        with suppress(redis.RedisError):  # it is cut off
+            while not ended.wait(PAUSE_S):
+                ATTACKS[name](evil)
+
+    attacker = threading.Thread(target=attack, daemon=True)
+    attacker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        attacker.join(WAIT_LIMIT_S)
+        evil.client.close()
+
+
+def _invited(there: Stage) -> Evil:
+    secret = secrets.token_urlsafe(32)
+    order = there.run_python(INVITE.format(lure=LURE, evil=EVIL, secret=secret))
+    scheme, _, rest = there.redis_url.partition("://")
+    url = f"{scheme}://{user_name(EVIL)}:{secret}@{rest.rpartition('@')[2]}"
+    client = redis.Redis.from_url(url, socket_timeout=WAIT_LIMIT_S)
+    client.set(keys.heartbeat_key(EVIL), encode_heartbeat(heartbeat(order)), ex=600)
+    return Evil(client)
+
+
+def _ask_the_lure(there: Stage, gateway: RunningProcess) -> None:
+    """Whatever becomes of it."""
+    body = {"model": LURE, "messages": [{"role": "user", "content": "Hi"}]}
+    request = urllib.request.Request(
+        f"http://{HOST}:{gateway.port}/v1/chat/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json", "Authorization": there.authorization},
+    )
+    with suppress(urllib.error.URLError, OSError):
+        urllib.request.urlopen(request, timeout=WAIT_LIMIT_S).close()
+
+
+def _print(results: dict[str, Beside]) -> None:
+    table = Table("attack", "answers", "p99 without", "p99 beside it", "grew by", "")
+    for name, one in results.items():
+        table.add_row(
+            name,
+            f"{one.quiet.num_requests} / {one.attacked.num_requests}",
+            f"{one.quiet.p99_ms:.0f} ms",
+            f"{one.attacked.p99_ms:.0f} ms",
+            f"{one.growth_ms:+.0f} ms",
+            "" if one.growth_ms <= MAX_GROWTH_MS else f"over {MAX_GROWTH_MS:.0f} ms",
+        )
+    Console().print(table)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scripts/bench-hostile", description=__doc__)
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--clients", type=int, default=4, help="honest ones at once")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--warm-up", type=float, default=1.0, help="seconds before it")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""What a host attacks with that was invited: all that its Redis user lets it write, and more.
+
+Each attack is a function of the host; what it may not do must be refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from inference.protocol import keys
+from inference.protocol.events import EVENT_BATCH_FIELD, EventBatch, Finished, Usage
+from inference.protocol.events import encode_event_batch as encode
+from inference.protocol.generation import Submit, decode_inbox_frame
+from inference.protocol.heartbeat import (
+    PROTOCOL,
+    DeviceInfo,
+    HostInfo,
+    NeuronHeartbeat,
+    ReplicaState,
+    ReplicaStatus,
+)
+from inference.protocol.usage_reports import UsageReport, encode_usage_report
+
+EVIL = "evil"
+LURE = "lure"
+"""The model that it is asked for, so that a gateway reads its events."""
+MB = 1_000_000
+
+
+@dataclass(slots=True)
+class Evil:
+    """The invited host: its Redis client, and the model that it is asked for."""
+
+    client: redis.Redis
+    gateway_id: str = ""
+    request_id: str = ""
+
+    def xadd(self, key: str, data: bytes, field: bytes = EVENT_BATCH_FIELD) -> None:
+        self.client.xadd(key, {field: data})
+
+    @property
+    def events(self) -> str:
+        return keys.events_key(EVIL, self.gateway_id)
+
+
+Attack = Callable[[Evil], None]
+
+
+def heartbeat(order: str) -> NeuronHeartbeat:
+    now_s = time.time()
+    sizes: dict[str, Any] = {"total_memory_bytes": 8 << 30, "free_memory_bytes": 1 << 30}
+    replica = ReplicaState(
+        model=LURE,
+        job_id="",
+        order=order,
+        status=ReplicaStatus.READY,
+        since_unix_s=now_s,
+        capabilities=["chat", "completions"],
+    )
+    return NeuronHeartbeat(
+        name=EVIL,
+        epoch="e",
+        version="0",
+        protocol=PROTOCOL,
+        started_unix_s=now_s,
+        time_unix_s=now_s,
+        host=HostInfo(hostname="\x1b[2Jevil", os="linux", num_cores=1, **sizes),
+        devices=[DeviceInfo(index=0, kind="cpu", name="CPU", **sizes)],
+        replicas=[replica],
+    )
+
+
+def is_lured(evil: Evil) -> bool:
+    """A gateway has sent it a request, so that it reads its events."""
+    entries: Any = evil.client.xrange(keys.inbox_key(EVIL))
+    for _, fields in entries:
+        frame = decode_inbox_frame(fields[keys.INBOX_FRAME_FIELD])
+        if isinstance(frame, Submit):
+            evil.gateway_id, evil.request_id = frame.gateway_id, frame.request_id
+    return bool(evil.request_id)
+
+
+def events_of_others(evil: Evil) -> None:
+    usage = Usage(prompt_tokens=2**62, completion_tokens=2**62)
+    for number in range(200):
+        ended = Finished(request_id=f"{number}", usage=usage)
+        batch = EventBatch(epoch="e", sequence_number=number, events=[ended])
+        evil.xadd(evil.events, encode(batch))
+    own = Finished(request_id=evil.request_id, usage=usage)
+    evil.xadd(evil.events, encode(EventBatch(epoch="e", sequence_number=10**9, events=[own])))
+
+
+def junk_reports(evil: Evil) -> None:
+    usage = Usage(prompt_tokens=2**63 - 1, completion_tokens=2**63 - 1)
+    report = UsageReport(
+        receipt=b"x" * 64, usage=usage, outcome="finished", started_unix_s=1.0, ended_unix_s=2.0
+    )
+    for _ in range(500):
+        evil.xadd(keys.usage_key(EVIL), encode_usage_report(report), b"r")
+
+
+def many_ids(number: int) -> bytes:
+    ids = b"\xdd" + number.to_bytes(4, "big") + b"\xa1a" * number
+    return b"\x83\xa5epoch\xa1e\xa4beat\x01\xabrequest_ids" + ids
+
+
+def refused(*command: str) -> Attack:
+    def attack(evil: Evil) -> None:
+        try:
+            evil.client.execute_command(*command)  # type: ignore[no-untyped-call]
+        except redis.exceptions.NoPermissionError:
+            return
+        raise AssertionError(f"Redis lets an invited host do {command[0]}")
+
+    return attack
+
+
+def largest_id(evil: Evil) -> None:
+    evil.client.xadd(evil.events, {"b": b"x"}, id=f"{2**64 - 1}-{2**64 - 1}")
+
+
+def trimmed_stream(evil: Evil) -> None:
+    evil.client.xadd(evil.events, {"b": b"x"}, maxlen=0)
+
+
+def large_deltas(evil: Evil) -> None:
+    for _ in range(20):
+        evil.xadd(evil.events, b"x" * 10 * MB)
+
+
+def empty_batches(evil: Evil) -> None:
+    for number in range(20_000):
+        batch = EventBatch(epoch=f"{number}", sequence_number=number, events=[])
+        evil.xadd(evil.events, encode(batch))
+
+
+def junk_batches(evil: Evil) -> None:
+    for _ in range(20_000):
+        evil.xadd(evil.events, b"\xc1")
+
+
+def large_heartbeat(evil: Evil) -> None:
+    evil.client.set(keys.heartbeat_key(EVIL), b"x" * 300 * MB)
+
+
+def many_held_ids(evil: Evil) -> None:
+    for name in ("", evil.gateway_id):
+        evil.client.hset(keys.held_key(EVIL), name, many_ids(300_000))
+
+
+ATTACKS: dict[str, Attack] = {
+    "an endless script": refused("EVAL", "while true do end", "0"),
+    "the largest id": largest_id,
+    "its stream trimmed": trimmed_stream,
+    "large deltas": large_deltas,
+    "empty batches": empty_batches,
+    "junk batches": junk_batches,
+    "others' requests": events_of_others,
+    "a large heartbeat": large_heartbeat,
+    "many held ids": many_held_ids,
+    "forged reports": junk_reports,
+}
