@@ -41,7 +41,7 @@ async def test_chats(azure: openai.AsyncAzureOpenAI, neuron: FakeNeuron) -> None
 async def test_the_rest_of_its_calls(azure: openai.AsyncAzureOpenAI, neuron: FakeNeuron) -> None:
     completion = await azure.completions.create(model="tiny", prompt="Hi")
     assert completion.choices[0].text
-    assert [model.id async for model in azure.models.list()] == ["tiny"]
+    assert [model.id async for model in azure.models.list()] == ["tiny", "gpt-4o"]
     with pytest.raises(openai.NotFoundError) as missing:
         await azure.chat.completions.create(model="no-such", messages=TURNS)
     assert missing.value.code == "model_not_found"
