@@ -17,12 +17,22 @@ from helexa_acp.commands import Command, CommandContext, find_command
 from helexa_acp.config import Config
 from helexa_acp.endpoints import Endpoints
 from helexa_acp.errors import EndpointError
-from helexa_acp.history import Part, Text, Usage
+from helexa_acp.history import Part, Text, ToolResult, Usage
 from helexa_acp.modes import Mode
 from helexa_acp.selectors import parse_selector
 from helexa_acp.service import Sessions
 from helexa_acp.sessions import Phase, Session, StopReason
 from helexa_acp.turns import TurnRunner
+
+PLAN_TOOLS = frozenset({"write_file", "edit_file"})
+PLAN_MENU = """
+
+The plan is written. How to go on:
+
+1. `/mode default`, then "go on": carry it out, asking before each change
+2. `/mode bypassPermissions`, then "go on": carry it out without asking
+3. stay in plan mode, and say what to change
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +103,23 @@ class Prompter:
             ),
             save=self.sessions.save,
         )
+        num_before = len(self.session.history)
         try:
-            return await runner.run(parts, used)
+            reason = await runner.run(parts, used)
+            if reason == "end_turn" and self._has_planned(num_before):
+                await self.port.update(updates.message(Text(PLAN_MENU)))
+            return reason
         except EndpointError as error:
             endpoint = self.session.selector.endpoint
             told = f"{endpoint.name} ({endpoint.base_url}): {error}"
             raise EndpointError(told, status=error.status, code=error.code) from error
+
+    def _has_planned(self, num_before: int) -> bool:
+        """Whether this prompt wrote a plan: nothing else is written in plan mode."""
+        return self.session.mode is Mode.PLAN and any(
+            isinstance(turn, ToolResult) and turn.name in PLAN_TOOLS and not turn.is_error
+            for turn in self.session.history[num_before:]
+        )
 
     async def _run_command(self, command: Command, argument: str) -> StopReason:
         context = CommandContext(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from helexa_acp.config import config_path, data_dir, from_table, load_config
+from helexa_acp.config import WireApi, config_path, data_dir, from_table, load_config
 from helexa_acp.errors import ConfigError
 from helexa_acp.selectors import Selector, parse_selector
 
@@ -147,3 +149,18 @@ def test_with_one_endpoint_names_are_whole() -> None:
     assert (chosen.endpoint.name, chosen.model) == ("home", "qwen:30b")
     assert chosen.picker_id(config) == "qwen:30b"
     assert parse_selector("home:qwen", config).model == "qwen"
+
+
+def test_the_example_is_a_configuration() -> None:
+    """Its comments, too: each names a setting that there is."""
+    example = Path(__file__).parents[2] / "acp" / "helexa-acp.example.toml"
+    written = example.read_text()
+    keys = dict.fromkeys(re.findall(r'api_key_env = "(\w+)"', written), "key")
+    config = from_table(tomllib.loads(written), keys)
+    names = [endpoint.name for endpoint in config.endpoints]
+    assert names == ["home", "openai", "anthropic", "openrouter", "lmstudio"]
+    assert {endpoint.wire_api for endpoint in config.endpoints} == set(get_args(WireApi))
+    for line in written.splitlines():
+        if match := re.match(r"# ([a-z_]+ = .*)", line):
+            key = match.group(1).partition(" ")[0]
+            assert f"`{key}`" in (example.parent / "README.md").read_text(), key

@@ -168,3 +168,17 @@ def test_only_the_protocol_is_on_standard_output(tmp_path: Path) -> None:
     assert '"code":-32602' in second
     assert done.stderr == ""
     assert "a malformed message" in log.read_text()
+
+
+def test_a_log_that_cannot_be_written_goes_to_standard_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "helexa_acp"],
+        env=environment(tmp_path, HELEXA_ACP_LOG_FILE=str(tmp_path / "no" / "log")),
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "WARNING" in done.stderr
+    assert "cannot be written" in done.stderr

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 from typing import Any
 
 import pytest
 from acp import RequestError, image_block
 
 from tests.acp.bridge import Bridge
+from tests.acp.editor import WITH_FILES
 from tests.acp.fake_dialects import Say
 from tests.acp.fake_endpoint import BreakOff, FakeEndpoint, Hang, Refuse
 
@@ -215,3 +217,29 @@ async def test_a_broken_call_in_the_text_fails_and_the_model_is_told(
     assert answer.stop_reason == "end_turn"
     assert list(each_bridge.editor.statuses().values()) == ["failed"]
     assert "was not understood" in json.dumps(endpoint.prompts[1])
+
+
+async def test_rounds_calls_and_endpoints_are_logged(
+    each_bridge: Bridge, endpoint: FakeEndpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    (each_bridge.project / "notes.txt").write_text("buy milk\n")
+    endpoint.will(Say("", calls=(("read_file", {"path": "notes.txt"}),)), Say("Milk."))
+    await each_bridge.open()
+    await each_bridge.ask("What is in my notes?")
+    lines = [record.getMessage() for record in caplog.records if "session" in record.getMessage()]
+    assert sum("round 1: asking" in line for line in lines) == 1
+    assert any("call read_file completed" in line for line in lines)
+    assert any("round 2: stop" in line for line in lines)
+    assert any("http://127.0.0.1" in line for line in lines)
+
+
+async def test_a_file_that_neither_reads_has_both_causes(
+    each_bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
+    endpoint.will(Say(calls=(("read_file", {"path": "missing.txt"}),)), Say("It is not there."))
+    await each_bridge.open(WITH_FILES)
+    await each_bridge.ask("Read it.")
+    told = json.dumps(endpoint.prompts[1])
+    assert "No such file" in told
+    assert "not open here" in told

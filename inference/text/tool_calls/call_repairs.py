@@ -110,7 +110,6 @@ def _without_arguments(
         if key != called and (key, value) != ("type", "function")
     }
     if name in tools:
-        beside = {key: value for key, value in beside.items() if key in properties or key != "id"}
         return (str(name), beside) if beside.keys() <= properties else None
     return (str(name), {}) if is_marked and not beside else None
 

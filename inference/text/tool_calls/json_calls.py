@@ -84,7 +84,8 @@ class JsonCalls(CallReader):
 
     def _read_between(self, text: str, position: int) -> int:
         character = text[position]
-        if self._lacks_brace and character in "{},;":
+        is_inside = character == "{" and self._num_extra_braces > 0 and not self._tail
+        if is_inside or (self._lacks_brace and character in "{},;"):
             self.calls.clear()
             return self._break(position)
         if character == "{":

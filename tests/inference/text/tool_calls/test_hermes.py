@@ -62,6 +62,10 @@ EXAMPLES: dict[str, tuple[str, Told]] = {
         _wrapped('{"name": "bash", "arguments": {"command": "rm -rf build"}, "cwd": "/srv"}'),
         [_wrapped('{"name": "bash", "arguments": {"command": "rm -rf build"}, "cwd": "/srv"}')],
     ),
+    "a call in two objects": (
+        _wrapped('{"name": "bash"}}{"arguments": {"command": "ls"}}'),
+        [_wrapped('{"name": "bash"}}{"arguments": {"command": "ls"}}')],
+    ),
     "a key twice": (
         _wrapped('{"name": "bash", "arguments": {"command": "ls", "command": "rm"}}'),
         [_wrapped('{"name": "bash", "arguments": {"command": "ls", "command": "rm"}}')],

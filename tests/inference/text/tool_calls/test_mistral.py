@@ -49,6 +49,10 @@ EXAMPLES: dict[str, tuple[str, Told]] = {
         "[TOOL_CALLS]f[ARGS]{a}",
         ["[TOOL_CALLS]f[ARGS]{a}"],
     ),
+    "a name, and something that is no argument": (
+        '[TOOL_CALLS]{"name": "create_user", "id": 7}',
+        ['[TOOL_CALLS]{"name": "create_user", "id": 7}'],
+    ),
     "named, with what is left of a call behind it": (
         NAMED + ', "days": 3}',
         [NAMED + ', "days": 3}'],

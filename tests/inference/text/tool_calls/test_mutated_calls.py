@@ -86,7 +86,8 @@ def readings(name: str, written: str, answer: Told) -> Iterator[Calls]:
     spare = (block[: end - n] + block[end:] for n in range(4) if braces[:n] == block[end - n : end])
     cut = re.sub(r"\s*<[^<>]*\Z", "", block)
     added = (block[:end] + brackets + block[end:] for brackets in ("}", "]", "}]"))
-    for text in (written, block, cut, f"{block}]", *added, *spare):
+    comma = re.sub(r",(\s*[}\]])", r"\1", block)
+    for text in (written, block, cut, comma, f"{block}]", *added, *spare):
         try:
             yield WRITINGS[name].read(text)
         except (ValueError, RecursionError):

@@ -240,7 +240,8 @@ def _gemma_writing(opens: str, closes: str, quote: str) -> Writing:
 
 def _pythonic(text: str) -> Calls:
     try:
-        body = ast.parse(text.strip(), mode="eval").body
+        plain = re.sub(r"\bnull\b", "None", text.strip())
+        body = ast.parse(plain, mode="eval").body
         if not isinstance(body, ast.List):
             raise ValueError("no list")
         calls = [_python_call(one) for one in body.elts]
@@ -297,7 +298,7 @@ WRITINGS: dict[str, Writing] = {
         _head(f"{DS_BEGIN}function{ds.SEPARATOR}", "\n```json\n", f"\n```{DS_END}"),
         _named(
             f"{DS_BEGIN}function{ds.SEPARATOR}\\s*([^\\s`]+?)\\s*`*(?:json)?\\s*"
-            f"(\\{{.*\\}})[\\s`]*(?:{ds.CALL_END}.*)?"
+            f"(\\{{.*\\}})[\\s`]*(?:<.*)?"
         ),
     ),
     "deepseek_v31": Writing(
