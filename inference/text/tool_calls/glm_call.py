@@ -24,7 +24,7 @@ class GlmCall(TaggedCall):
     AFTER_VALUE = (KEY, CLOSE)
     VALUE_END = VALUE_END
     DOUBTS = re.compile(
-        rf"{VALUE}(?!<)|\n{KEY}|{VALUE_END}(?! )|{KEY_END}\n"
+        rf"{KEY_END}\s*{VALUE}|\n(?:{KEY}|{VALUE})|{VALUE_END}(?! )|{KEY_END}\n"
         "|</arg(?!_key>|_value>)"
     )
     HAS_OWN_LINES = False
