@@ -56,4 +56,4 @@ class SettingView(SettingsView):
 
 
 def _shown(row: Row) -> dict[str, str]:
-    return {"name": row.setting.name, "value": row.value, "meaning": row.setting.doc}
+    return {"name": row.setting.name, "value": row.value, "meaning": row.setting.plain_doc}

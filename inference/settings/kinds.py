@@ -134,7 +134,7 @@ class LogLevels:
 
     @property
     def rule(self) -> str:
-        return f"{', '.join(LEVELS[:-1])} or {LEVELS[-1]}, with `,LOGGER=LEVEL` for loggers"
+        return f"{', '.join(LEVELS[:-1])} or {LEVELS[-1]}, with ,LOGGER=LEVEL for loggers"
 
     def parse(self, word: str) -> LogLevel:
         default: str | None = None
