@@ -49,7 +49,9 @@ class GlmFormat:
         known = KnownTools(tools)
 
         def begin(opening: str, character: str, stream: PartList | None) -> CallReader:
-            return JsonCalls(known) if character in "[{" else GlmCall(known)
+            if character in "[{":
+                return JsonCalls(known)
+            return GlmCall(known, follows_grammar=stream is not None)
 
         return MarkedCallParser([OPEN], begin, closings=[CLOSE])
 

@@ -18,19 +18,22 @@ KEY = "<arg_key>"
 KEY_END = "</arg_key>"
 VALUE = "<arg_value>"
 VALUE_END = "</arg_value>"
+NO_DOUBTS = re.compile("(?!)")
 
 
 class GlmCall(TaggedCall):
     AFTER_VALUE = (KEY, CLOSE)
     VALUE_END = VALUE_END
     DOUBTS = re.compile(
-        rf"{KEY_END}\s*{VALUE}|\n(?:{KEY}|{VALUE})|{VALUE_END}(?! )|{KEY_END}\n"
-        "|</arg(?!_key>|_value>)"
+        rf"{KEY}|{KEY_END}|{VALUE}|{VALUE_END}(?! )|</arg(?!_key>|_value>)",
     )
     HAS_OWN_LINES = False
 
-    def __init__(self, tools: KnownTools) -> None:
+    def __init__(self, tools: KnownTools, *, follows_grammar: bool) -> None:
+        """``follows_grammar``: a value that names the format's tags is whole all the same."""
         super().__init__(tools, is_wrapped=True)
+        if follows_grammar:
+            self.DOUBTS = NO_DOUBTS
         self._read = self._read_name
 
     def _go_to(self, tag: str, position: int) -> int:

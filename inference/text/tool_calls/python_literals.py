@@ -12,7 +12,7 @@ import re
 
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-_PYTHON_ESCAPES = frozenset("\\'\"abfnrtvx01234567NuU\n")
+_PYTHON_ESCAPES = frozenset("\\'\"abfnrtvxNuU\n")
 _TOKEN = re.compile(
     r"(?P<string>'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\")"
     r"|(?P<number>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
@@ -56,7 +56,8 @@ def literal_value(node: ast.expr) -> object:
 
 
 def _python_escape(escape: re.Match[str]) -> str:
-    """Python warns of escapes that it does not have, and keeps their backslash."""
+    """Python warns of escapes that it does not have, and keeps their backslash. So are escapes by
+    digits read: of a backslash too many they would make another character."""
     return escape.group() if escape.group(1) in _PYTHON_ESCAPES else f"\\{escape.group()}"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from inference.protocol.generation import ToolDefinition
 from inference.text.parts import CallArguments, CallStarted, Part, TextPart, ToolFormat
+from inference.text.tool_calls.call_parser import CallParser
 from inference.text.tool_calls.hermes import HermesFormat
 from inference.text.tool_calls.llama3 import Llama3Format
 from inference.text.tool_calls.mistral import MistralFormat
@@ -98,3 +99,13 @@ def told(parts: Iterable[Part]) -> Told:
 
 def read(tool_format: ToolFormat, text: str, tools: Sequence[ToolDefinition] = TOOLS) -> Told:
     return told(parts_of(tool_format, [text], tools))
+
+
+def read_by_grammar(
+    tool_format: ToolFormat, text: str, tools: Sequence[ToolDefinition] = TOOLS
+) -> Told:
+    """``read`` of an answer that a grammar has held to calls."""
+    parser = tool_format.parser(tools)
+    assert isinstance(parser, CallParser)
+    parser.streams_arguments = True
+    return told([*parser.feed(text), *parser.flush()])

@@ -14,7 +14,7 @@ from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.tool_calls import deepseek as ds
 from inference.text.tool_calls.dsml_call import DSML
 from inference.text.tool_calls.errors import UnsupportedSchemaError
-from tests.inference.text.tool_calls.calls import read, tool
+from tests.inference.text.tool_calls.calls import read, read_by_grammar, tool
 from tests.inference.text.tool_calls.conftest import END_TOKEN_ID, Vocabulary, make_vocabulary
 from tests.inference.text.tool_calls.family_cases import FAMILIES
 
@@ -284,7 +284,7 @@ def test_what_a_grammar_lets_through_can_be_read(family: str, vocabulary: Vocabu
         if answer is None:
             continue
         num_ended += 1
-        parts = read(FAMILIES[family], answer, [WEATHER, NOW])
+        parts = read_by_grammar(FAMILIES[family], answer, [WEATHER, NOW])
         assert parts and not any(isinstance(part, str) for part in parts), answer
         for name, arguments in parts:
             assert name in ("weather", "now")
