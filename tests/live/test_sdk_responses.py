@@ -115,14 +115,20 @@ def test_a_call_and_its_result(
     assert prompts[0] == prompts[1], "history sent or stored is the same history"
 
 
-def test_call_events(openai_client: openai.OpenAI, hermes: ScriptedModel) -> None:
-    hermes.answers("call in events", OSLO_CALLS["hermes"])
+@pytest.mark.parametrize(("tool_choice", "least_deltas"), [("auto", 1), ("required", 3)])
+def test_call_events(
+    openai_client: openai.OpenAI, hermes: ScriptedModel, tool_choice: str, least_deltas: int
+) -> None:
+    """Arguments come whole, and in pieces where a grammar holds the answer to a call."""
+    question = f"call in events, {tool_choice}"
+    hermes.answers(question, OSLO_CALLS["hermes"])
     create: Any = openai_client.responses.create
-    events = list(create(model="hermes", input="call in events", tools=[WEATHER], stream=True))
+    asked = {"model": "hermes", "input": question, "tools": [WEATHER]}
+    events = list(create(**asked, tool_choice=tool_choice, stream=True))
     deltas = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
     (done,) = [e for e in events if e.type == "response.function_call_arguments.done"]
     assert "".join(deltas) == done.arguments
-    assert len(deltas) > 2
+    assert len(deltas) >= least_deltas
     assert json.loads(done.arguments) == OSLO
 
 

@@ -71,7 +71,10 @@ def test_a_signal_at_a_bad_moment(tmp_path: Path, moment: str) -> None:
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.splitlines()[-2:] == [
+    lines = finished.stdout.splitlines()
+    if moment == "twice":  # the second may come before or after all has ended
+        lines = [line for line in lines if "SIGTERM again: " not in line]
+    assert lines[-2:] == [
         "stopping    SIGTERM: draining and stopping every process",
         "stopped     nothing is left running",
     ]
