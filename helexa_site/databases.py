@@ -1,8 +1,10 @@
-"""Django's settings of the database, from its URL. Pure."""
+"""Django's settings of the database, from its URL."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import dj_database_url
 
@@ -48,3 +50,16 @@ def database_settings(url: str) -> dict[str, Any]:
         case _:
             raise SettingError(WANTED)
     return parsed
+
+
+def open_only_what_is_there() -> None:
+    """SQLite makes a file of each name that it is asked for. A command where no database was set
+    up says so instead, and leaves none behind."""
+    from django.db import connections  # which reads the settings, and they are made with this
+
+    settings = connections.settings["default"]
+    path = str(settings["NAME"])
+    if "sqlite3" not in settings["ENGINE"] or path.startswith((":", "file:")):
+        return
+    if not Path(path).exists():
+        connections["default"].settings_dict["NAME"] = f"file:{quote(path)}?mode=rw"

@@ -44,6 +44,8 @@ INTERRUPTED = 130
 OUTPUT_CLOSED = 141
 """As of a program that SIGPIPE ended: whoever read had enough, as in ``status | head -1``."""
 VERSION_WORDS = ("--version", "version")
+SETS_UP = ("migrate", "makemigrations")
+"""Commands that a database need not be set up for."""
 HELP_WORDS = ({"help"}, {"--help"}, {"-h"}, set[str]())
 
 OVERVIEW = """\
@@ -229,6 +231,10 @@ def _django(arguments: list[str]) -> int:
     from django.core.management import execute_from_command_line
     from django.db import Error
 
+    from helexa_site.databases import open_only_what_is_there
+
+    if not asks_for_help(arguments) and arguments[0] not in SETS_UP:
+        open_only_what_is_there()
     try:
         execute_from_command_line([sys.argv[0], *arguments])
     except Error as error:

@@ -7,13 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.own_python import REPOSITORY_DIR
 
 
-def test_a_command_leaves_no_database_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["keys list", "changepassword admin"])
+def test_a_command_leaves_no_database_behind(tmp_path: Path, words: str) -> None:
+    """Django's own neither."""
     kept = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
     done = subprocess.run(
-        [sys.executable, str(REPOSITORY_DIR / "manage.py"), "keys", "list"],
+        [sys.executable, str(REPOSITORY_DIR / "manage.py"), *words.split()],
         env=kept | {"HELEXA_DATA_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
