@@ -18,6 +18,7 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 
 from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import AnyForm, UnfoldAdmin
+from metering import services
 from metering.admin.account import memberships_save
 from metering.models import Membership
 from metering.services.audit import audit_entry_create
@@ -70,6 +71,8 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
 
     def log_deletions(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
         for user in queryset:
+            for membership in Membership.objects.filter(user=user):
+                services.membership_remove(actor=actor_of(request), membership=membership)
             self._audit(request, "user.delete", user)
         return super().log_deletions(request, queryset)
 

@@ -285,6 +285,22 @@ class TestPeople:
         operator.post(f"/admin/auth/user/{mia.pk}/delete/", {"post": "yes"})
         assert newest() == ("user:carol", "user.delete", "mia")
 
+    @pytest.mark.parametrize("is_one", [True, False], ids=["one", "selected"])
+    def test_the_memberships_of_a_removed_person_have_rows(
+        self, operator: Client, account: Account, is_one: bool
+    ) -> None:
+        mia = User.objects.create_user("mia")
+        Membership.objects.create(account=account, user=mia, role=Membership.Role.MEMBER)
+        if is_one:
+            operator.post(f"/admin/auth/user/{mia.pk}/delete/", {"post": "yes"})
+        else:
+            chosen = {"action": "delete_selected", "_selected_action": mia.pk, "post": "yes"}
+            operator.post("/admin/auth/user/", chosen)
+        assert not User.objects.filter(username="mia").exists()
+        told = set(AuditEntry.objects.values_list("actor", "action", "object_id"))
+        assert ("user:carol", "membership.remove", f"{account.name}/mia") in told
+        assert ("user:carol", "user.delete", "mia") in told
+
     @pytest.mark.parametrize("path", ["user/add/", "group/add/", "user/", "group/"])
     def test_their_pages_look_like_the_others(self, operator: Client, path: str) -> None:
         response = operator.get(f"/admin/auth/{path}")
