@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from inference.loading.errors import BadFileError
 from inference.models.families.hub_config import Json
+from inference.models.families.registry import nearest_architectures, nearest_words
 
 HEAD = re.compile(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")
 """``ForCausalLM``, ``ForSequenceClassification``: what follows the architecture's name."""
@@ -20,12 +21,17 @@ def with_model_type(config: Json, known: Iterable[str]) -> Json:
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or not architectures:
         raise BadFileError("config.json has neither model_type nor architectures")
+    known = list(known)
     by_letters = {_letters(model_type): model_type for model_type in known}
     for name in architectures:
         if found := by_letters.get(_letters(HEAD.sub("", str(name)))):
             return {**config, "model_type": found}
     named = ", ".join(map(str, architectures))
-    raise BadFileError(f"config.json has no model_type, and {named} is of none that runs here")
+    nearest = nearest_architectures(HEAD.sub("", str(architectures[0])).lower(), known)
+    raise BadFileError(
+        f"config.json has no model_type, and {named} is of none that this build runs. "
+        f"{nearest_words(nearest)}"
+    )
 
 
 def _letters(name: str) -> str:

@@ -125,11 +125,19 @@ def check_gguf_architecture(architecture: str) -> Family:
 
 def unknown_architecture(architecture: str, known: Iterable[str]) -> UnknownArchitectureError:
     """Names the two of ``known`` that are spelt most alike: all of them would fill a screen."""
-    nearest = get_close_matches(architecture, sorted(known), n=NUM_NEAREST, cutoff=0.0)
+    nearest = nearest_architectures(architecture, known)
     reason = REFUSED_TYPES.get(architecture)
     refused = "" if reason is None else f", which {reason}"
     return UnknownArchitectureError(
-        f"the model's architecture is {architecture!r}{refused}; this build does not run it. The "
-        f"nearest that it runs are {' and '.join(nearest)}; {MODELS_PAGE} lists all",
+        f"the model's architecture is {architecture!r}{refused}; this build does not run it. "
+        f"{nearest_words(nearest)}",
         nearest[0],
     )
+
+
+def nearest_architectures(architecture: str, known: Iterable[str]) -> list[str]:
+    return get_close_matches(architecture, sorted(known), n=NUM_NEAREST, cutoff=0.0)
+
+
+def nearest_words(nearest: Iterable[str]) -> str:
+    return f"The nearest that it runs are {' and '.join(nearest)}; {MODELS_PAGE} lists all"
