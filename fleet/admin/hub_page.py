@@ -15,6 +15,7 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 
 from fleet import live, selectors, services
 from fleet.admin.loading import actor_of, load_placed, tell
+from fleet.admin.remarks import no_host_remark
 from fleet.admin.unfold_types import UnfoldAdmin
 from fleet.errors import FleetError, SnapshotUnavailableError
 from fleet.hub.offers import Choice, HubRepository, choices_of, offers_of
@@ -101,7 +102,10 @@ def _add(request: HttpRequest, repository: HubRepository, revision: str | None) 
         messages.success(request, f"{model.name} is in the catalogue")
         tell(request, load_placed(actor=actor_of(request), model=model))
         return HttpResponseRedirect(reverse("admin:index"))
-    messages.success(
-        request, f"{model.name} is in the catalogue. It is loaded when somebody asks for it"
-    )
+    if no_host := no_host_remark(model):
+        messages.warning(request, f"{model.name} is in the catalogue. {no_host}")
+    else:
+        messages.success(
+            request, f"{model.name} is in the catalogue. It is loaded when somebody asks for it"
+        )
     return HttpResponseRedirect(reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))

@@ -11,6 +11,7 @@ from fleet.catalogue import CatalogueSettings
 from fleet.management.sizes import size_text
 from fleet.models import CatalogueModel, Device, Neuron, Replica
 from fleet.outdated import is_outdated
+from fleet.overview import fleet_overview
 
 QUANTISED = ("q4", "q8", "fp8")
 """While loading: it takes less than its files."""
@@ -27,6 +28,8 @@ def outdated_replicas(model: CatalogueModel) -> list[Replica]:
 
 
 def saved_remarks(model: CatalogueModel) -> Iterator[str]:
+    if no_host := no_host_remark(model):
+        yield no_host
     for replica in outdated_replicas(model):
         yield (
             f"{model.name} on {replica.neuron.name} is outdated: it serves as it was loaded until "
@@ -56,6 +59,13 @@ def saved_remarks(model: CatalogueModel) -> Iterator[str]:
             f"{size_text(settings.kv_memory_bytes)} of KV memory is more than any device has "
             f"({size_text(largest_bytes)}): loads will be refused"
         )
+
+
+def no_host_remark(model: CatalogueModel) -> str:
+    """That no host of the fleet can run it, and why; empty where one can."""
+    lines = fleet_overview().models
+    why = next((line.no_host for line in lines if line.name == model.name), "")
+    return f"No host can run {model.name}: {why}" if why else ""
 
 
 def _misplaced(settings: CatalogueSettings, replica: Replica) -> str | None:

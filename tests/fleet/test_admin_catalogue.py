@@ -173,6 +173,9 @@ def test_what_no_host_can_do_is_remarked(admin_client, model, beat) -> None:
     html = admin_client.post(url, changed, follow=True).content.decode()
     assert "No neuron named nobody has joined yet" in html
     assert "900.0 GiB of KV memory is more than any device has (16.0 GiB)" in html
+    changed = FORM | {"min_device_vram_mb": "48000"}
+    html = admin_client.post(url, changed, follow=True).content.decode()
+    assert "No host can run tiny: it needs a card of 46.9 GiB or more" in html
 
 
 @pytest.mark.parametrize(

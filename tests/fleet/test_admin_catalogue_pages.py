@@ -92,6 +92,21 @@ def test_a_model_is_added_from_a_repository(admin_client: Client, publish) -> No
 
 
 @pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    ("device_gib", "said"),
+    [(16, "It is loaded when somebody asks"), (2, "No host can run tiny-q4_k_m: it needs a card")],
+)
+def test_what_is_added_is_promised_only_where_a_host_can_run_it(
+    admin_client: Client, beat, build, device_gib: int, said: str
+) -> None:
+    beat(devices=[build.device(total_memory_bytes=device_gib * 1024**3, free_memory_bytes=1024**3)])
+    given = {"repository": "org/tiny-gguf", "offer": "Q4_K_M", "name": "tiny-q4_k_m"}
+    page = shown(admin_client, "hub", **given)
+    assert f"tiny-q4_k_m is in the catalogue. {said}" in page
+    assert ("It is loaded when somebody asks" in page) == said.startswith("It is")
+
+
+@pytest.mark.usefixtures("hub")
 def test_a_name_that_is_none_adds_nothing(admin_client: Client) -> None:
     given = {"repository": "org/dense", "offer": "safetensors", "name": "A b"}
     assert "is not a model name" in shown(admin_client, "hub", **given)
