@@ -140,6 +140,11 @@ def test_the_cached_command_lists_and_removes(beast, sent, say, monkeypatch) -> 
     assert json.loads(told("models", "cached", "--neuron", "beast", "--json")[0])[0]["is_partial"]
     with pytest.raises(CommandError, match="is cached nowhere"):
         told("models", "cached", "--remove", "pypi:other")
+    with pytest.raises(CommandError, match="goes with --remove"):
+        told("models", "cached", "--dry-run")
+    out, _ = told("models", "cached", "--remove", SOURCE, "--dry-run")
+    assert f"would delete {SOURCE}@abc on beast, 5.6 GiB" in out
+    assert not sent.tasks and not Download.objects.exists()
 
     def look_later(_seconds: float) -> None:
         say(jobs=[state(Download.objects.get(), "succeeded")])

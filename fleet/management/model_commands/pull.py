@@ -11,8 +11,10 @@ from django.core.management.base import CommandError
 
 from fleet.management.backend import rows_of
 from fleet.management.download_progress import download_line, follow_download
+from fleet.management.rows import add_dry_run_argument
 from fleet.management.sizes import size_text
 from fleet.management.subcommands import Run
+from helexa_site.exit_codes import ExitCode
 from metering.management.output import table_text
 
 COLUMNS = (
@@ -62,11 +64,14 @@ class Cached:
         parser.add_argument(
             "--remove", metavar="SOURCE[@REVISION]", help="delete this, which no model uses"
         )
+        add_dry_run_argument(parser)
 
     def run(self, run: Run) -> None:
         neuron = run.options["neuron"]
         path = "cached" if neuron is None else f"neurons/{quote(neuron, safe='')}/cached"
         rows = rows_of(run.backend, path)
+        if run.options["dry_run"] and not run.options["remove"]:
+            raise CommandError("--dry-run goes with --remove", returncode=ExitCode.USAGE)
         if run.options["remove"]:
             self._remove(run, _of_words(run.options["remove"], rows))
         else:
@@ -74,7 +79,13 @@ class Cached:
 
     def _remove(self, run: Run, rows: list[dict[str, Any]]) -> None:
         if not rows:
-            raise CommandError(f"{run.options['remove']} is cached nowhere that is asked")
+            raise CommandError(
+                f"{run.options['remove']} is cached nowhere that is asked",
+                returncode=ExitCode.NOT_FOUND,
+            )
+        if run.options["dry_run"]:
+            run.show({"would": rows}, "\n".join(map(_would_line, rows)))
+            return
         deletions = [
             run.backend.ask(
                 "POST",
@@ -95,6 +106,12 @@ class Cached:
 def _of_words(words: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every revision where none is named."""
     return [row for row in rows if words in (row["source"], f"{row['source']}@{row['revision']}")]
+
+
+def _would_line(row: dict[str, Any]) -> str:
+    size = size_text(row["num_bytes"] + row["partial_bytes"])
+    used = f", which {', '.join(row['used_by'])} uses: it is refused" if row["used_by"] else ""
+    return f"would delete {row['source']}@{row['revision']} on {row['neuron']}, {size}{used}"
 
 
 def _row(row: dict[str, Any]) -> list[object]:
