@@ -107,7 +107,13 @@ class ReplicaView:
         """Seconds until the present load stage is through; ``None`` when nothing tells."""
         if self.progress is None:
             return None
-        return remaining_s(self.status_age_s, self.progress.done, self.progress.total)
+        return remaining_s(self.stage_age_s, self.progress.done, self.progress.total)
+
+    @property
+    def stage_age_s(self) -> float:
+        """How long the present load stage takes at most: what came before the engine, as a
+        download, says nothing of the engine's stages."""
+        return self.status_age_s if self.engine_age_s is None else self.engine_age_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,14 +149,17 @@ def _wait(entry: CatalogueEntry, replica: ReplicaView) -> Wait:
         stage=progress.stage,
         done=progress.done,
         total=progress.total,
-        stage_elapsed_s=replica.status_age_s,
+        stage_elapsed_s=replica.stage_age_s,
         engine_elapsed_s=replica.engine_age_s,
         last_load_s=entry.last_load_s(replica.neuron),
     )
+    stage: str = progress.stage
+    if estimate.share is None and progress.total:
+        stage = f"{stage} {progress.done / progress.total:.0%}"
     return Wait(
         neuron=replica.neuron,
         model=replica.model,
-        reason=f"{reason} ({progress.stage})",
+        reason=f"{reason} ({stage})",
         eta_s=estimate.left_s,
         share=estimate.share,
     )

@@ -105,7 +105,7 @@ TABLE = {
                 ),
             ),
         ],
-        Wait(neuron="b", model="tiny", reason="tiny is loading on b (weights)", eta_s=10.0),
+        Wait(neuron="b", model="tiny", reason="tiny is loading on b (weights 50%)", eta_s=10.0),
     ),
     "load where most memory is free": (
         [neuron("a", free_gib=4), neuron("b", free_gib=5)],
@@ -300,6 +300,28 @@ def test_an_aged_failure_does_not_hide_that_memory_is_short() -> None:
     decision = decide(neuron("a", aged, free_gib=1), entry=MEASURED)
     assert isinstance(decision, Reject)
     assert decision.code == "not_enough_memory"
+
+
+@pytest.mark.parametrize(
+    ("stage", "ages", "waits"),
+    [
+        # Of a download that is at a quarter after 100 s.
+        (LoadStage.DOWNLOADING, {"status_age_s": 100.0}, ("downloading 25%", 300.0)),
+        # The weights are at a quarter 2 s after the engine began, whatever came before it.
+        (LoadStage.WEIGHTS, {"status_age_s": 600.0, "engine_age_s": 2.0}, ("weights 25%", 6.0)),
+    ],
+)
+def test_a_first_load_says_its_stages_share_and_seconds(
+    stage: LoadStage, ages: dict[str, float], waits: tuple[str, float]
+) -> None:
+    progress = LoadProgress(stage=stage, done=1, total=4, unit="bytes")
+    loading = replica("a", LOADING, progress=progress, **ages)
+    words, eta_s = waits
+    reason = f"tiny is loading on a ({words})"
+    assert decide(neuron("a", loading)) == Wait(
+        neuron="a", model="tiny", reason=reason, eta_s=eta_s
+    )
+    assert loading.eta_s == eta_s
 
 
 def test_a_ready_replica_needs_no_free_memory() -> None:
