@@ -75,21 +75,21 @@ class HealthView(OriginalView):
 
 
 def _expected(name: str) -> list[str]:
-    """The models that this neuron is to load: ordered already, or pinned and placed here once the
-    control looks. Raises ``SnapshotUnavailableError``."""
+    """The models that this neuron is to load: ordered already, or kept loaded and placed here once
+    the control looks. Raises ``SnapshotUnavailableError``."""
     jobs = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
     ordered = list(jobs.filter(neuron__name=name).values_list("model_name", flat=True))
     catalogue = selectors.catalogue_by_name()
     snapshot = live.read_snapshot_sync(live.redis_client())
-    pinned = [
+    kept = [
         entry.name
         for entry in catalogue.values()
-        if entry.pinned
+        if entry.is_kept_loaded
         and entry.base is None
         and isinstance(decision := place(entry, snapshot, catalogue=catalogue), Load)
         and decision.neuron == name
     ]
-    return list(dict.fromkeys([*ordered, *pinned]))
+    return list(dict.fromkeys([*ordered, *kept]))
 
 
 class ModelsView(OriginalView):

@@ -32,8 +32,11 @@ def writer() -> Api:
     return key_api("fleet:read", "fleet:write")
 
 
-def test_activation_is_ready_when_the_pinned_models_are(reader: Api, beat, build, sent) -> None:
-    """A model that is pinned and of which the neuron knows nothing yet is pending."""
+@pytest.mark.parametrize("kept", [{"pinned": True}, {"min_replicas": 1}])
+def test_activation_is_ready_when_the_pinned_models_are(
+    reader: Api, beat, build, sent, kept: dict[str, Any]
+) -> None:
+    """A model that is kept loaded and of which the neuron knows nothing yet is pending."""
 
     def activation() -> dict[str, Any]:
         found: dict[str, Any] = reader.get("neurons/beast/health")["activation"]
@@ -42,7 +45,7 @@ def test_activation_is_ready_when_the_pinned_models_are(reader: Api, beat, build
     services.catalogue_model_create(actor=COMMAND, name="idle", source="pypi:tiny")
     beat(replicas=[])
     assert activation()["state"] == "ready", "nobody asked for it"
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", pinned=True)
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", **kept)
     assert (activation()["state"], activation()["pending"]) == ("pre_warming", ["tiny"])
     services.load_job_start(actor=COMMAND, model_name="idle", neuron_name="beast")
     assert activation()["pending"] == ["idle", "tiny"]
