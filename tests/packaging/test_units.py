@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from inference.settings.gateway import DRAIN_SECONDS
+from inference.settings.setting import EXIT_MISCONFIGURED
 
 PACKAGING = Path(__file__).resolve().parents[2] / "packaging"
 UNITS = sorted(path.name for path in (PACKAGING / "units").glob("*.service"))
@@ -79,6 +80,7 @@ def test_the_neuron_has_time_to_drain_and_stops_trying() -> None:
     text = (PACKAGING / "units" / "neuron.service").read_text()
     assert "TimeoutStopSec=120" in text
     assert "StartLimitBurst=4" in text and "StartLimitIntervalSec=600" in text
+    assert f"RestartPreventExitStatus={EXIT_MISCONFIGURED}\n" in text
 
 
 @pytest.mark.parametrize("name", ["helexa", "helexa-unit"])
