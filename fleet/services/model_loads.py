@@ -17,13 +17,14 @@ from fleet.lifecycles import LEAVING_KINDS
 from fleet.models import LoadJob
 from fleet.outdated import outdated_neurons
 from fleet.placement import Load, Reject, Route, Wait, place
+from fleet.placement.needs import Needs
 from fleet.placement.place_on import place_on
 from fleet.services.load_jobs import load_job_start
 from fleet.services.placed_loads import placed_load_start
 from fleet.services.presence import reporting_neuron
 from fleet.services.reloads import reload_job_start
-from fleet.snapshot import FleetSnapshot
-from inference.protocol.heartbeat import ReplicaStatus
+from fleet.snapshot import FleetSnapshot, NeuronView
+from inference.protocol.heartbeat import ReplicaStatus, device_name
 from metering.actor import Actor
 
 GIVES_WAY = (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP)
@@ -83,6 +84,7 @@ def _load_on(
     chooses the devices itself."""
     neuron = reporting_neuron(neuron_name, snapshot)
     _check_pinned_on(entry, neuron_name)
+    _check_device_sizes(entry, neuron, devices)
     held = neuron.replica_of(entry.name)
     if devices or (held is not None and held.status not in GIVES_WAY):
         return load_job_start(
@@ -110,3 +112,17 @@ def _check_pinned_on(entry: CatalogueEntry, neuron_name: str) -> None:
             f"{entry.name} may run on {', '.join(entry.pinned_on)} only, by its pinned_on: name "
             f"one of these, or add {neuron_name} to its pinned_on first"
         )
+
+
+def _check_device_sizes(entry: CatalogueEntry, neuron: NeuronView, devices: Sequence[str]) -> None:
+    """Raises ``PlacementRefusedError`` for a named device that ``min_device_vram_mb`` rules out."""
+    least_bytes = Needs(entry).least_total_bytes
+    for device in neuron.devices:
+        is_card = device.kind == "cuda"
+        is_large = is_card and device.total_memory_bytes >= least_bytes
+        if least_bytes and device_name(device) in devices and not is_large:
+            has = f"has {device.total_memory_bytes:,}" if is_card else "is no card"
+            raise PlacementRefusedError(
+                f"{entry.name} needs a card of {least_bytes:,} bytes, by its min_device_vram_mb, "
+                f"and {device_name(device)} of {neuron.name} {has}"
+            )

@@ -117,6 +117,35 @@ def test_a_neuron_that_its_pinned_on_rules_out_is_refused(full, publish, sent) -
     assert len(sent.tasks) == 1
 
 
+@pytest.mark.parametrize(
+    ("device", "why"), [("cpu", "is no card"), ("cuda:0", "has 8,589,934,592"), ("cuda:1", None)]
+)
+def test_a_named_device_that_is_no_card_of_its_least_size_is_refused(
+    publish, build, sent, device: str, why: str | None
+) -> None:
+    sizes = [("cpu", 0, 64), ("cuda", 0, 8), ("cuda", 1, 24)]
+    devices = [
+        build.device(kind=kind, index=index, total_memory_bytes=gib * GIB)
+        for kind, index, gib in sizes
+    ]
+    services.heartbeat_record(heartbeat=publish(devices=devices))
+    services.catalogue_model_create(
+        actor=COMMAND, name="large", source="pypi:large", min_device_vram_mb=20_000
+    )
+
+    def start() -> LoadJob:
+        return services.model_load_start(
+            actor=COMMAND, model_name="large", neuron_name="beast", devices=[device]
+        )
+
+    if why is None:
+        assert start().devices == [device]
+        return
+    with pytest.raises(PlacementRefusedError, match=f"by its min_device_vram_mb, .* {why}"):
+        start()
+    assert sent.tasks == []
+
+
 def test_what_leaves_for_it_moves_to_free_memory_and_both_jobs_say_so(
     full, publish, build, sent
 ) -> None:
