@@ -64,10 +64,12 @@ def test_what_a_neuron_says_in_the_originals_shapes(reader: Api, model, beat, bu
         report=build.report(), stats=build.stats(in_flight=2), devices=["cuda:0"], memory_bytes=gib
     )
     failed = build.replica(model="broken", status=ReplicaStatus.FAILED)
-    beat(devices=[card], replicas=[ready, failed])
+    host = msgspec.structs.replace(build.heartbeat().host, os="Debian 12", kernel="Linux 6.1.0")
+    beat(devices=[card], replicas=[ready, failed], host=host)
     assert reader.get("neurons/beast/version")["package_version"] == "0.1.0"
     found = reader.get("neurons/beast/discovery")
     assert (found["hostname"], found["devices"][0]["vram_total_mb"]) == ("beast.local", 8192)
+    assert (found["os"], found["kernel"]) == ("Debian 12", "Linux 6.1.0")
     health = reader.get("neurons/beast/health")
     assert (health["uptime_secs"], health["devices"][0]["vram_free_mb"]) == (600, 6144)
     assert health["activation"]["completed"] == ["tiny"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 import threading
 import time
@@ -90,6 +91,11 @@ def test_cuda_devices() -> None:
     assert (first.utilization_percent, first.temperature_c) == (80, 61)
     assert first.power_w == 220.5
     assert (second.utilization_percent, second.temperature_c, second.power_w) == (None, None, None)
+
+
+def test_the_kernel_is_not_the_system() -> None:
+    host = _run(FakeNvml()).host()
+    assert host.kernel == f"{platform.system()} {platform.release()}" != host.os
 
 
 @pytest.mark.parametrize(
