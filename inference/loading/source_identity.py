@@ -7,6 +7,7 @@ pypi:         unknown: a wheel that was published never changes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from inference.loading.errors import BadSourceError
@@ -34,6 +35,15 @@ def hub_identity(spec: LoadSpec) -> str | None:
     ]
     known = [commit for commit in found if commit is not None]
     return "\n".join(known) if known and len(known) == len(found) else None
+
+
+def weights_identity(paths: Sequence[Path]) -> str | None:
+    """Of downloaded files; ``None``: there are none, or not all of them are there."""
+    try:
+        found = [path.stat() for path in paths]
+    except OSError:
+        return None
+    return " ".join(f"{one.st_size} {one.st_mtime_ns} {one.st_ino}" for one in found) or None
 
 
 def _location(spec: LoadSpec, scheme: str) -> str | None:

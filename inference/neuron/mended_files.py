@@ -3,7 +3,8 @@
     FAILED for good ─▶ the identity of its files ─▶ another one? ─▶ the replica is dropped
 
 Until then the control and gateways do not try the model again; once its failure is gone from the
-heartbeat they do. Files on this disk are looked at often, the hub is asked rarely.
+heartbeat they do. Files on this disk, downloaded ones too, are looked at often, the hub is asked
+rarely. A download that was removed has not changed until it is there again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from inference.loading.source_identity import hub_identity, local_identity
+from inference.loading.source_identity import hub_identity, local_identity, weights_identity
 from inference.neuron.load import Load
 from inference.neuron.replica import Replica
 from inference.protocol.load import LoadSpec
@@ -38,6 +39,8 @@ class MendedFiles:
         self._clock = clock
         self._hub: dict[Load, tuple[str | None, float]] = {}
         """What the hub said of each failed load first, and when it was last asked."""
+        self._cached: dict[Load, str | None] = {}
+        """The downloaded weights of each failed load, as they were first found."""
         self._stopping = threading.Event()
         self._thread = SupervisedThread(self._look_for_ever, name="mended-files")
 
@@ -53,6 +56,10 @@ class MendedFiles:
         self._hub = {
             replica.load: self._hub[replica.load] for replica in failed if replica.load in self._hub
         }
+        self._cached = {
+            replica.load: self._cached.get(replica.load, weights_identity(replica.load.weights))
+            for replica in failed
+        }
         for replica in failed:
             if self._is_mended(replica):
                 log.info("%s may be loaded again: its files have changed", replica.spec.model)
@@ -61,6 +68,9 @@ class MendedFiles:
     def _is_mended(self, replica: Replica) -> bool:
         known = replica.load.file_identity
         if known is not None and local_identity(replica.spec) != known:
+            return True
+        cached = weights_identity(replica.load.weights)
+        if cached is not None and cached != self._cached[replica.load]:
             return True
         first, asked_s = self._hub.get(replica.load, (None, float("-inf")))
         now_s = self._clock()

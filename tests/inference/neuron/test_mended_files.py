@@ -79,6 +79,24 @@ def test_files_on_disk(
     assert failed.is_dropped == is_mended and not others.is_dropped
 
 
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_download_that_was_replaced(tmp_path: Path, is_removed: bool) -> None:
+    """What a refused load removes has not changed; what is there again has."""
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"half")
+    failed = FailedReplica(spec_of("huggingface:org/m"))
+    failed.load.weights = (file,)
+    watch = MendedFiles(lambda: [failed], ask_hub=lambda _: "commit")  # type: ignore[list-item]
+    watch.look()
+    if is_removed:
+        file.unlink()
+    watch.look()
+    assert not failed.is_dropped
+    file.write_bytes(b"whole")
+    watch.look()
+    assert failed.is_dropped
+
+
 def test_the_file_of_a_draft_model(tmp_path: Path) -> None:
     (tmp_path / "draft.gguf").write_bytes(b"half")
     drafting = spec_of(
