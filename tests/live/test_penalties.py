@@ -98,7 +98,8 @@ def test_by_the_models_own_file(helexa: Serve, repeating: str, dialect: str) -> 
     assert len(set(answer.split())) > 60
     assert answer != text_of(ask(helexa, MODEL, dialect), dialect)
     if asked is not None:
-        assert answer == text_of(ask(helexa, MODEL, dialect, **{asked: 1.3}), dialect)
+        assert answer == text_of(ask(helexa, repeating, dialect, **{asked: 1.3}), dialect)
+        assert answer != text_of(ask(helexa, repeating, dialect, **{asked: 1.0}), dialect)
 
 
 @pytest.mark.parametrize("field", [{"logit_bias": {"49152": 1}}, {"stop_token_ids": [49152]}])
