@@ -30,7 +30,7 @@ USER_PREFIX = "neuron-"
 MINIMUM_REDIS = 7
 COMMANDS = (
     # connections and transactions
-    *("ping", "hello", "select", "client|setname", "client|id"),
+    *("ping", "hello", "client|setname", "client|id"),
     *("multi", "exec", "discard", "watch", "unwatch"),
     # its own keys
     *("get", "set", "del", "exists", "expire", "pexpire", "pttl"),
@@ -57,14 +57,18 @@ def secret_hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def rules(neuron: str, secret_sha256: str, version: tuple[int, int]) -> list[str]:
+def rules(
+    neuron: str, secret_sha256: str, version: tuple[int, int], database: int = 0
+) -> list[str]:
     """For ACL SETUSER of a Redis of that version. A name holds no character that a pattern gives a
-    meaning to."""
+    meaning to. Patterns of keys hold in every database of Redis, so it may select ours alone:
+    nobody measures what it writes to another one."""
     queue = neuron_queue(neuron)
     commands = (*COMMANDS, *SINCE_7_2) if version >= (7, 2) else COMMANDS
     return [
         *("reset", "on", f"#{secret_sha256}"),
         *(f"+{command}" for command in commands),
+        f"+select|{database}",
         *(f"~helexa:neuron:{neuron}:{key}" for key in OWN_KEYS),
         f"~{queue}",
         f"~{queue}\x06\x16*",  # kombu's priorities
@@ -85,8 +89,9 @@ def users_apply(
     there = {name.removeprefix(USER_PREFIX) for name in names if name.startswith(USER_PREFIX)}
     if wanted := [neuron for neuron in secrets if neuron not in there or neuron in again]:
         version = _version(client)
+        database = client.connection_pool.connection_kwargs.get("db") or 0
         for neuron in wanted:
-            words = rules(neuron, secrets[neuron], version)
+            words = rules(neuron, secrets[neuron], version, database)
             _execute(client, "ACL SETUSER", user_name(neuron), *words)
     if gone := sorted(there - secrets.keys()):
         client.acl_deluser(*(user_name(neuron) for neuron in gone))

@@ -61,6 +61,7 @@ def test_the_line_has_all_that_a_host_needs() -> None:
 
 def test_its_own_keys_and_no_others(redis_url: str, redis_db: redis.Redis) -> None:
     client = guest(redis_url, invite())
+    client.execute_command("SELECT", "0")
     for key in ("heartbeat", "specs", "held", "usage", "lease"):
         client.delete(f"helexa:neuron:beast:{key}")
     client.lpush(keys.neuron_queue("beast"), b"x")
@@ -111,6 +112,7 @@ def test_its_own_keys_and_no_others(redis_url: str, redis_db: redis.Redis) -> No
         ("SCRIPT", "FLUSH"),
         ("FCALL", "f", "0"),
         ("FUNCTION", "LIST"),
+        ("SELECT", "1"),
         ("SHUTDOWN",),
     ]
     for command in forbidden:
