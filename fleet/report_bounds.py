@@ -26,8 +26,11 @@ TEXT_LENGTHS = {
     "code": 64,
 }
 MAX_INTEGER = 2**63 - 1
+MAX_CONTEXT_TOKENS = 2**24
+"""Longer than any context. Where no cap applies, it bounds what a neuron may bill for a request."""
 INTEGERS = {
     "index": 2**15 - 1,
+    **dict.fromkeys(("context_tokens", "max_output_tokens"), MAX_CONTEXT_TOKENS),
     **dict.fromkeys(
         (
             "num_cores",
@@ -48,6 +51,8 @@ NEVER_NEGATIVE = INTEGERS.keys() | {
     "done",
     "total",
 }
+DIVISORS = {"patch_px", "merge", "max_pixels"}
+"""Gateways divide by them."""
 MAX_UNIX_S = 2.0**36
 """The year 4147, which every database has."""
 
@@ -106,6 +111,7 @@ def _problem(name: str, value: str | int | float) -> str | None:
         is_moment = name.endswith("_unix_s")
         return f"{value} is no time" if is_moment and not 0 <= value <= MAX_UNIX_S else None
     bound = INTEGERS.get(name, MAX_INTEGER)
-    if value > bound or value < (0 if name in NEVER_NEGATIVE else -MAX_INTEGER):
+    least = 1 if name in DIVISORS else 0 if name in NEVER_NEGATIVE else -MAX_INTEGER
+    if not least <= value <= bound:
         return f"{value:.3e} is out of bounds" if abs(value) < 2**1000 else "it is out of bounds"
     return None

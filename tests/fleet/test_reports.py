@@ -16,6 +16,7 @@ from fleet.reports import MAX_REPLICAS, Report, read_report, tell_refusal
 from fleet.snapshot import build_snapshot
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import HostInfo, NeuronHeartbeat, encode_heartbeat
+from inference.protocol.images import VisionInput
 from inference.protocol.load import LoadFailure
 from inference.version import VERSION
 
@@ -25,7 +26,16 @@ def hostile(build: Any) -> dict[str, NeuronHeartbeat]:
     host = build.heartbeat().host
     failed = build.replica(failure=LoadFailure(code="broken", message="a\0b"))
     busy = build.replica(stats=build.stats(in_flight=2**40))
+    vision = VisionInput(pad_token_id=1, patch_px=0, merge=2, min_pixels=1, max_pixels=1)
     return {
+        "context": build.heartbeat(
+            replicas=[build.replica(report=build.report(context_tokens=2**62))]
+        ),
+        "negative context": build.heartbeat(
+            replicas=[build.replica(report=build.report(context_tokens=-5))]
+        ),
+        "output": build.heartbeat(replicas=[build.replica(max_output_tokens=2**62)]),
+        "patches": build.heartbeat(replicas=[build.replica(report=build.report(vision=vision))]),
         "NUL": build.heartbeat(replicas=[failed]),
         "letters": build.heartbeat(epoch="e" * 65),
         "hostname": build.heartbeat(host=changed(host, hostname="h" * 256)),
@@ -51,6 +61,7 @@ def changed(host: HostInfo, **changes: Any) -> HostInfo:
 KINDS = (
     *("NUL", "letters", "hostname", "bytes", "negative", "cores", "in_flight", "time", "since"),
     *("replicas", "twice", "devices", "problems"),
+    *("context", "negative context", "output", "patches"),
 )
 
 
