@@ -47,6 +47,7 @@ from inference.protocol.generation import (
     Request,
     ScoreRequest,
     TokenCountRequest,
+    TokenizeRequest,
 )
 
 CODE = re.compile(r"[a-z0-9_]{1,64}")
@@ -76,6 +77,7 @@ class AnswerCheck:
     __slots__ = (
         "_bounds",
         "_is_accepted",
+        "_is_only_counted",
         "_num_calls",
         "_num_choices",
         "_num_open",
@@ -96,6 +98,7 @@ class AnswerCheck:
         self._num_calls: dict[int, int] = {}
         """How many calls each choice has begun; -1 once the choice has finished."""
         self._is_accepted = False
+        self._is_only_counted = isinstance(request, TokenCountRequest | TokenizeRequest)
         self._num_tokens = 0
         self._num_vectors = 0
         self._vector_bytes: int | None = None
@@ -155,10 +158,12 @@ class AnswerCheck:
             self._require(event.call_index == begun, "a tool call out of order")
             self._num_calls[event.index] = begun + 1
         else:
-            self._require(event.call_index == begun - 1, "arguments of another tool call")
+            is_last = 0 <= event.call_index == begun - 1
+            self._require(is_last, "arguments of another tool call")
 
     def _accepted(self, event: Accepted) -> None:
         self._require(not self._is_accepted, "accepted twice")
+        self._require(not self._is_only_counted, "an answer of another kind")
         self._is_accepted = True
         self._prompt_tokens(event.prompt_tokens)
         self._require(event.num_lost_turns >= 0, "fewer than no turns left out")
@@ -169,8 +174,10 @@ class AnswerCheck:
                 *(sampling.presence_penalty, sampling.frequency_penalty),
             ):
                 self._require(math.isfinite(value), "a sampling option that is no number")
-        for token_ids in event.prompt_token_ids or ():
-            self._token_ids(token_ids)
+        if (prompts := event.prompt_token_ids) is not None:
+            self._require(len(prompts) == self._num_prompts, "token ids of other prompts")
+            for token_ids in prompts:
+                self._token_ids(token_ids)
 
     def _finished(self, event: Finished) -> None:
         self._require(self._num_choices > 0, "the end of an answer that was not asked for")
@@ -200,9 +207,7 @@ class AnswerCheck:
 
     def _counted(self, event: TokensCounted | Tokenized) -> None:
         wants_count = isinstance(self._request, TokenCountRequest)
-        is_wanted = isinstance(event, TokensCounted) is wants_count and not isinstance(
-            self._request, GenerationRequest | EmbeddingRequest | ScoreRequest
-        )
+        is_wanted = self._is_only_counted and isinstance(event, TokensCounted) is wants_count
         self._require(is_wanted, "an answer of another kind")
         if isinstance(event, TokensCounted):
             self._require(0 <= event.prompt_tokens <= MAX_TOKEN_ID, "an impossible count")

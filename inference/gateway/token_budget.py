@@ -19,6 +19,9 @@ from metering.entries import Granted
 
 OVER_BUDGET = "insufficient_quota"
 """The code by which a neuron refuses a prompt that is longer than what was reserved."""
+MAX_TEMPLATE_TOKENS = 65_536
+"""By how much a template may make a prompt longer than its text, where nothing is reserved: the
+context is what the neuron says it is."""
 
 
 class TokenBudget:
@@ -113,14 +116,15 @@ class TokenBudget:
 
     def usage_bounds(self, *, num_prompts: int, context_tokens: int | None) -> UsageBounds:
         """What the neuron may report at most. Where nothing is reserved it refuses no prompt that
-        its template makes longer than the gateway's bound. A token that stops a choice counts, and
-        may come after the last one that was asked for."""
+        its template makes longer than the gateway's bound, by ``MAX_TEMPLATE_TOKENS``. A token that
+        stops a choice counts, and may come after the last one that was asked for."""
         reserved = self._reserved
         assert reserved is not None, "a request that reserved nothing"
         prompt_tokens = self.max_prompt_tokens
         if prompt_tokens is None:
-            context_tokens = context_tokens or DEFAULT_OUTPUT_TOKENS
-            prompt_tokens = max(reserved.prompt_tokens, num_prompts * context_tokens)
+            in_context = num_prompts * (context_tokens or DEFAULT_OUTPUT_TOKENS)
+            rendered = reserved.prompt_tokens + num_prompts * MAX_TEMPLATE_TOKENS
+            prompt_tokens = max(reserved.prompt_tokens, min(in_context, rendered))
         return UsageBounds(
             prompt_tokens=prompt_tokens,
             output_tokens=self._output_tokens(reserved) + reserved.num_choices,

@@ -46,6 +46,7 @@ from inference.protocol.events import (
 )
 from inference.protocol.generation import Submit
 from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.conftest import FakeCatalogue
 from tests.inference.gateway.fake_metering import FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, Script, paris
 
@@ -57,15 +58,32 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "stream": (
         "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, "stream": True},
+        {
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_tokens": 50,
+            "logprobs": True,
+            "top_logprobs": 1,
+            "stream": True,
+        },
     ),
-    "completion": ("/v1/completions", {"prompt": "Hi", "max_tokens": 50, "logprobs": 1}),
+    "completion": (
+        "/v1/completions",
+        {
+            "prompt": "Hi",
+            "max_tokens": 50,
+            "logprobs": 1,
+            "echo": True,
+            "prompt_logprobs": 1,
+            "return_token_ids": True,
+        },
+    ),
     "message": (
         "/v1/messages",
         {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50},
     ),
     "response": ("/v1/responses", {"input": "Hi", "max_output_tokens": 50, "store": False}),
     "embedding": ("/v1/embeddings", {"input": ["a", "b"]}),
+    "score": ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}),
     "tokenize": ("/tokenize", {"prompt": "Hi"}),
     "count": ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Hi"}]}),
 }
@@ -180,9 +198,10 @@ async def test_a_wrong_message_ends_its_request(
     gateway: Gateway,
     neuron: FakeNeuron,
     ledger: FakeLedger,
+    catalogue: FakeCatalogue,
     kind: str,
 ) -> None:
-    neuron.capabilities = ["chat", "completions", "logprobs", "embeddings"]
+    neuron.capabilities = ["chat", "completions", "logprobs", "embeddings", "rerank"]
     await neuron.beat()
     for name, event in CASES.items():
         if not decodes(event):
@@ -191,6 +210,9 @@ async def test_a_wrong_message_ends_its_request(
             neuron.script = sending([*before, event])
             status, body = await ask(client, kind)
             assert status in (200, 400, 422, 429, 500, 502, 503), (name, body[:300])
+            # Only a neuron that says it has failed makes an error of the server's own.
+            is_broken = status == 500 or b"internal_error" in body
+            assert not is_broken or isinstance(event, Failed), (name, body[:300])
     neuron.script = paris
     status, body = await ask(client, "stream")
     assert status == 200 and b"Pari" in body
@@ -198,6 +220,39 @@ async def test_a_wrong_message_ends_its_request(
     for settle in ledger.settled:
         assert 0 <= settle.cached_tokens <= settle.prompt_tokens <= 10**7
         assert 0 <= settle.reasoning_tokens <= settle.completion_tokens <= MAX_TOKENS
+    assert {name for name, _ in catalogue.cut_off} == {neuron.name}
+
+
+HUGE = Usage(prompt_tokens=2**63 - 1, completion_tokens=2**63 - 1)
+FAULTS: dict[str, list[Event]] = {
+    "a choice that was not asked for": [Delta(request_id="", text="a", index=10**6)],
+    "no choice has finished": [Finished(request_id="", usage=USAGE)],
+    "more tokens than any": [
+        ChoiceFinished(request_id="", reason="stop"),
+        Finished(request_id="", usage=HUGE),
+    ],
+    "fewer than none": [Accepted(request_id="", prompt_tokens=-(10**9))],
+    "a prompt longer than its text": [Accepted(request_id="", prompt_tokens=10**6)],
+    "no time": [
+        Failed(
+            request_id="", failure=Failure(code="queue_full", message="m", retry_after_s=math.nan)
+        )
+    ],
+    "another kind": [Embedded(request_id="", vectors=[VECTOR], usage=USAGE)],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_what_breaks_a_bound_is_the_neurons_fault(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, fault: str
+) -> None:
+    first = FAULTS[fault][0]
+    begun = [] if isinstance(first, Accepted) else [Accepted(request_id="", prompt_tokens=7)]
+    neuron.script = sending([*begun, *FAULTS[fault]])
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+    answer = await asyncio.wait_for(client.post("/v1/chat/completions", body), GENEROUS_S)
+    assert (answer.status, answer.json["error"]["code"]) == (503, "neuron_fault")
+    assert all(settle.completion_tokens == 0 for settle in ledger.settled)
 
 
 def test_the_number_of_cases() -> None:
