@@ -30,9 +30,9 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from fleet.hub.deadline import DeadlineError, within
 from fleet.hub.errors import HubUnavailableError, RepositoryUnknownError
 from fleet.hub.offers import HubRepository
+from inference.loading.deadline import DeadlineError, within
 from inference.loading.embedding_config import check_directory_config
 from inference.loading.errors import LoadError
 from inference.loading.files import SAFETENSORS_NAME, config_files

@@ -36,6 +36,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
+from inference.loading.deadline import DeadlineError, within
 from inference.loading.disk import check_disk, is_disk_full
 from inference.loading.embedding_config import check_directory_config
 from inference.loading.errors import (
@@ -63,6 +64,9 @@ from inference.models.families.registry import check_gguf_architecture
 from inference.protocol.load import LoadProgress, LoadStage
 
 ANSWER_LIMIT_S = 10.0
+"""Of each read."""
+TOTAL_LIMIT_S = 30.0
+"""Of a question that no process asks that is watched."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 """The etag of a large file is its hash; that of a small one is git's."""
 # The base of its HTTP client's errors: the client itself is huggingface_hub's own affair.
@@ -116,8 +120,11 @@ class HuggingFaceHub:
             return None
         api = HfApi(endpoint=self._endpoint)
         try:
-            return api.model_info(repo, revision=revision, timeout=ANSWER_LIMIT_S).sha
-        except (HfHubHTTPError, HFValidationError, TransportError, OSError):
+            return within(
+                TOTAL_LIMIT_S,
+                lambda: api.model_info(repo, revision=revision, timeout=ANSWER_LIMIT_S).sha,
+            )
+        except (HfHubHTTPError, HFValidationError, TransportError, OSError, DeadlineError):
             return None
 
     def fetch(self, repo: str, revision: str, name: str, cache_dir: Path) -> Path:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from fleet.hub import client, deadline
+from fleet.hub import client
 from fleet.hub.client import HubClient
-from fleet.hub.deadline import DeadlineError, within
 from fleet.hub.errors import HubUnavailableError
+from inference.loading import deadline, huggingface
+from inference.loading.deadline import DeadlineError, within
+from inference.loading.huggingface import HuggingFaceHub
 
 LONG_S = 120.0
 
@@ -23,6 +25,15 @@ def test_an_answer_that_drips_is_given_up(method: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(HubClient, f"_{method}", lambda *_: ended.wait(LONG_S))
     with pytest.raises(HubUnavailableError, match="did not answer within"):
         getattr(HubClient(), method)("org/tiny")
+    ended.set()
+
+
+def test_a_commit_that_drips_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It held the neuron's thread that looks for files that were mended."""
+    ended = threading.Event()
+    monkeypatch.setattr(huggingface, "TOTAL_LIMIT_S", 0.05)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: ended.wait(LONG_S))
+    assert HuggingFaceHub().commit("org/tiny", None) is None
     ended.set()
 
 
