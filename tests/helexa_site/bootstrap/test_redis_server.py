@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -43,6 +45,37 @@ def test_refuses_without_the_password(tmp_path: Path) -> None:
 def test_configuration_is_private(tmp_path: Path) -> None:
     configure_private_redis(tmp_path)
     assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
+
+
+def test_a_client_that_does_not_read_takes_no_more_than_clients_may(tmp_path: Path) -> None:
+    """A thousand questions for a large value took all of the machine's memory."""
+    with running_redis(tmp_path) as url, redis.Redis.from_url(url) as client:
+        assert client.config_get("maxmemory-clients") == {"maxmemory-clients": str(1 << 30)}
+        client.config_set("maxmemory-clients", 16_000_000)
+        client.set("large", b"x" * 2_000_000)
+        greedy: Any = redis.Redis.from_url(url).connection_pool.get_connection()
+        with contextlib.suppress(redis.ConnectionError):
+            for _ in range(20):
+                greedy.send_command("GET", "large")
+        deadline_s = time.monotonic() + 60
+        while not client.info("stats")["evicted_clients"] and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert client.info("stats")["evicted_clients"] == 1
+        greedy.disconnect()
+
+
+@pytest.mark.parametrize(
+    ("told", "is_limited"), [("Redis server v=7.0.15 sha=0", True), ("v=6.2.1", False), ("", False)]
+)
+def test_an_older_server_is_told_no_directive_that_it_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, is_limited: bool
+) -> None:
+    binary = tmp_path / "redis-server"
+    binary.write_text(f"#!/bin/sh\necho '{told}'\n")
+    binary.chmod(0o700)
+    monkeypatch.setattr(redis_server, "find_redis_server", lambda: binary)
+    configure_private_redis(tmp_path)
+    assert ("maxmemory-clients" in (tmp_path / "redis.conf").read_text()) is is_limited
 
 
 @pytest.mark.parametrize("name", ["x" * MAX_SOCKET_PATH_BYTES, "with space & ünïcode #1"])
