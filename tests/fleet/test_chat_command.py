@@ -81,6 +81,23 @@ def test_the_newline_of_echo_is_no_part_of_the_question(
         call_command("chat", "some-model", "--url", URL)
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_an_answer_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    text = "\x1b[2Ja\tb\nc\r\x9b1m \u200d"
+
+    def ask(_client: ChatClient, _model: str, _messages: Any, write: Any, **_: Any) -> Answer:
+        write(text)
+        return Answer(text, 1, 1.0)
+
+    monkeypatch.setattr(ChatClient, "ask", ask)
+    monkeypatch.setattr("sys.stdin", StringIO("Hi"))
+    out = StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: is_terminal)
+    call_command("chat", "some-model", "--url", URL, stdout=out, stderr=StringIO())
+    shown = "\\x1b[2Ja\tb\nc\\r\\x9b1m \u200d" if is_terminal else text
+    assert out.getvalue() == shown + "\n"
+
+
 def test_a_conversation_survives_what_stops_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from argparse import ArgumentParser
 from typing import Any
@@ -18,6 +19,8 @@ from inference.settings.commands import URL
 from inference.settings.gateway import API_KEY
 
 DEFAULT_URL = "http://127.0.0.1:31313"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters, which move a terminal's cursor or forge lines; not line feeds and tabs."""
 
 
 class Command(QuickCommand):
@@ -77,6 +80,9 @@ class Command(QuickCommand):
         self.stderr.write(_speed(answer))
 
     def _write(self, text: str) -> None:
+        """A model or its host may answer anything. What is piped stays as it is."""
+        if self.stdout.isatty():
+            text = CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
         self.stdout.write(text, ending="")
         self.stdout.flush()
 
