@@ -14,10 +14,12 @@ import redis
 from fleet.errors import SnapshotUnavailableError
 from fleet.neuron_reads import NeuronValueError, run_reads, text_read
 from fleet.report_bounds import printable, value_problem
+from inference.logs.throttled import ThrottledLog
 from inference.protocol.downloads import CacheReport, decode_cache_report
 from inference.protocol.keys import downloads_key
 
 logger = logging.getLogger(__name__)
+_log = ThrottledLog(logger, logging.WARNING)
 
 MAX_REPORT_BYTES = 8 * 1024 * 1024
 
@@ -38,7 +40,7 @@ def read_cache_reports(client: redis.Redis, neurons: Sequence[str]) -> dict[str,
                 raise ValueError(str(payload))
             reports[neuron] = _understood(neuron, payload)
         except ValueError as error:
-            logger.warning("the downloads of %s are not understood: %s", neuron, error)
+            _log.log(neuron, f"the downloads of {neuron} are not understood: {error}")
     return reports
 
 

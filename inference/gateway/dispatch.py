@@ -22,6 +22,7 @@ import redis
 
 from inference.gateway.doorbell import ring_message
 from inference.gateway.redis_link import RedisLink
+from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.generation import Cancel, InboxFrame, Submit, encode_inbox_frame
 from inference.wire.errors import ServiceUnavailableError
@@ -33,20 +34,26 @@ MAX_PENDING_BYTES = 128 * 1024 * 1024
 FRAMES_A_PUSH = 256
 BYTES_A_PUSH = 8 * 1024 * 1024
 """The most of one script call, where no frame alone is larger."""
+MAX_INBOX_FRAMES = 20_000
+"""That a neuron has not taken. A neuron that takes none could fill Redis by what it is sent."""
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
+LOG_INTERVAL_S = 10.0
 
 PUSH_SCRIPT = """
-for i = 4, #ARGV do
+if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[4]) then
+    return redis.error_reply('its neuron does not take its frames')
+end
+for i = 5, #ARGV do
     redis.call('XADD', KEYS[1], '*', ARGV[1], ARGV[i])
 end
 redis.call('EXPIRE', KEYS[1], ARGV[2])
-if redis.call('XLEN', KEYS[1]) == #ARGV - 3 then
+if redis.call('XLEN', KEYS[1]) == #ARGV - 4 then
     redis.call('LPUSH', KEYS[2], ARGV[3])
 end
 """
-"""KEYS: inbox, the neuron's queue. ARGV: field, expiry, ring, frames. A ring that is lost costs at
-most a second: the heartbeat drains the inbox too."""
+"""KEYS: inbox, the neuron's queue. ARGV: field, expiry, ring, the most frames, frames. A ring that
+is lost costs at most a second: the heartbeat drains the inbox too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,7 @@ class Dispatcher:
     def __init__(self, link: RedisLink, *, stall_limit_s: float) -> None:
         self._push_frames = link.register_script(PUSH_SCRIPT)
         self._stall_limit_s = stall_limit_s
+        self._log = ThrottledLog(logger, logging.WARNING, interval_s=LOG_INTERVAL_S)
         self._num_pending_bytes = 0
         self._pending: defaultdict[str, list[_Outgoing]] = defaultdict(list)
         self._senders: dict[str, asyncio.Task[None]] = {}
@@ -128,12 +136,12 @@ class Dispatcher:
                 await self._push(neuron, batch)
             except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
                 if loop.time() >= give_up_s:
-                    _fail(neuron, batch, error)
+                    self._fail(neuron, batch, error)
                     return
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
             except Exception as error:  # noqa: BLE001 -- it takes nothing, or sending broke
-                _fail(neuron, batch, error)
+                self._fail(neuron, batch, error)
                 return
             else:
                 for outgoing in batch:
@@ -147,8 +155,14 @@ class Dispatcher:
         frames = [outgoing.frame for outgoing in batch]
         await self._push_frames(
             keys=[keys.inbox_key(neuron), keys.neuron_queue(neuron)],
-            args=[keys.INBOX_FRAME_FIELD, keys.INBOX_EXPIRY_S, ring, *frames],
+            args=[keys.INBOX_FRAME_FIELD, keys.INBOX_EXPIRY_S, ring, MAX_INBOX_FRAMES, *frames],
         )
+
+    def _fail(self, neuron: str, batch: list[_Outgoing], error: Exception) -> None:
+        self._log.log(neuron, f"cannot reach the inbox of {neuron}: {error}")
+        for outgoing in batch:
+            if not outgoing.delivered.done():
+                outgoing.delivered.set_exception(redis_unavailable())
 
 
 def _too_much() -> ServiceUnavailableError:
@@ -158,13 +172,6 @@ def _too_much() -> ServiceUnavailableError:
     )
 
 
-def _fail(neuron: str, batch: list[_Outgoing], error: Exception) -> None:
-    logger.warning("cannot reach the inbox of %s: %s", neuron, error)
-    for outgoing in batch:
-        if not outgoing.delivered.done():
-            outgoing.delivered.set_exception(redis_unavailable())
-
-
 def _log_loss(delivered: asyncio.Future[None]) -> None:
     if not delivered.cancelled() and (error := delivered.exception()):
-        logger.info("a cancel was not delivered: %s", error)
+        logger.debug("a cancel was not delivered: %s", error)

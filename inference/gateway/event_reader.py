@@ -27,6 +27,7 @@ from inference.gateway.answer_check import AnswerFaultError
 from inference.gateway.outage import RedisOutage
 from inference.gateway.redis_link import RedisLink, ReplyTooLargeError
 from inference.gateway.streams import RequestStream, RequestStreams, events_lost
+from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.events import EVENT_BATCH_FIELD, EventBatch, decode_event_batch
 
@@ -42,6 +43,7 @@ BYTES_A_TURN = 256 * 1024
 stream may hold."""
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
+LOG_INTERVAL_S = 10.0
 
 NEXT_ENTRY_ID_SCRIPT = """
 local entries = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', 1)
@@ -79,6 +81,7 @@ class EventReader:
         self._epoch = ""
         self._next_sequence_number = 0
         self._num_losses = 0
+        self._log = ThrottledLog(logger, logging.ERROR, interval_s=LOG_INTERVAL_S)
         self._max_entries = MAX_ENTRIES_A_READ
         self._next_entry_id = link.register_script(NEXT_ENTRY_ID_SCRIPT)
         self.last_entry_id = keys.EVENTS_FIRST_ENTRY_ID
@@ -165,14 +168,13 @@ class EventReader:
         is_same_epoch = batch.epoch == self._epoch
         expected = self._next_sequence_number
         if is_same_epoch and batch.sequence_number < expected:
-            logger.info("%s: batch %d came again", self.neuron, batch.sequence_number)
+            logger.debug("%s: batch %d came again", self.neuron, batch.sequence_number)
             return
         self._epoch = batch.epoch
         self._next_sequence_number = batch.sequence_number + 1
         if is_same_epoch and batch.sequence_number != expected:
-            logger.error(
-                "%s: batch %d came where %d was due", self.neuron, batch.sequence_number, expected
-            )
+            number = batch.sequence_number
+            self._log.log("gap", f"{self.neuron}: batch {number} came where {expected} was due")
             self._streams.fail_where(
                 lambda stream: self._serves(stream) and stream.epoch == batch.epoch, events_lost()
             )

@@ -42,6 +42,7 @@ SIGHTINGS_UNTIL_CANCELLED = 2
 """In a row: the first list may be older than the end that the gateway has been told of."""
 
 
+MAX_ID_CHARACTERS = 64
 MAX_SIGHTINGS = 512
 """Of one neuron in one look; the rest is looked at when these are gone."""
 
@@ -65,6 +66,7 @@ class HeldRequestsWatch:
         self._num_sightings: Counter[tuple[str, str]] = Counter()
         """How often requests were seen that are not open here, by neuron and id."""
         self._log = ThrottledLog(logger, logging.WARNING)
+        self._cancels_log = ThrottledLog(logger, logging.INFO, interval_s=10.0, max_messages=5)
 
     async def look(self, neurons: Iterable[str]) -> None:
         """Call once a second. Raises ``ServiceUnavailableError`` when Redis does not answer."""
@@ -126,6 +128,8 @@ class HeldRequestsWatch:
     def _sightings(self, neuron: str, held: HeldRequests) -> Counter[tuple[str, str]]:
         sightings: Counter[tuple[str, str]] = Counter()
         for request_id in held.request_ids:
+            if len(request_id) > MAX_ID_CHARACTERS:
+                continue  # no gateway makes such ids
             stream = self._streams.get(request_id)
             if stream is not None and not stream.ended:
                 continue
@@ -134,7 +138,7 @@ class HeldRequestsWatch:
             if len(sightings) >= MAX_SIGHTINGS:
                 break
             if num_sightings >= SIGHTINGS_UNTIL_CANCELLED:
-                logger.info("cancelling %s again: %s still has it", request_id, neuron)
+                self._cancels_log.log(neuron, f"cancelling {request_id}: {neuron} still has it")
                 self._dispatcher.cancel_soon(neuron, request_id)
         return sightings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -125,3 +126,26 @@ async def test_a_list_that_is_not_understood_is_logged_once_a_minute(
         await gateway._held.look([neuron.name])
     lines = [one for one in caplog.records if "lists as held" in one.getMessage()]
     assert len(lines) == 1
+
+
+async def test_a_neuron_that_takes_no_frames_fills_no_redis_and_no_log(
+    client: AsgiClient,
+    gateway: Gateway,
+    redis_client: redis.asyncio.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It listed requests that nobody had sent, and each second was told to cancel them."""
+    monkeypatch.setattr("inference.gateway.dispatch.MAX_INBOX_FRAMES", 600)
+    caplog.set_level(logging.INFO)
+    evil = FakeNeuron(redis_client, name="evil")
+    await client.get("/health")
+    for _ in range(6):
+        ids = [f"{number}" for number in range(300)]
+        await evil.hold({gateway.gateway_id: [*ids, "x" * 1000]})
+        await gateway._held.look(["evil"])
+        await gateway.dispatcher.close(60)
+    frames: Any = await redis_client.xrange(keys.inbox_key("evil"))
+    assert 600 <= len(frames) < 600 + 300
+    assert all(len(fields[keys.INBOX_FRAME_FIELD]) < 100 for _, fields in frames)
+    assert len(caplog.messages) < 20
