@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -34,7 +35,9 @@ from inference.protocol.events import (
     Finished,
     OutputTokens,
     PromptScored,
+    RankedToken,
     ReasoningDelta,
+    TextLogprob,
     Tokenized,
     TokensCounted,
     ToolCallDelta,
@@ -56,7 +59,11 @@ MAX_RETRY_AFTER_S = 86_400.0
 MAX_TOKEN_ID = 2**31 - 1
 MAX_DRAFTS = 2**31 - 1
 MAX_MS = 1e12
+MAX_LOGPROB = 0.01
+"""That of what is certain, as floats round it. NaN is not below it."""
 FLOAT32_BYTES = 4
+MAX_DIMENSIONS = 2**20
+"""The most that clients may ask for."""
 
 
 class AnswerFaultError(Exception):
@@ -109,6 +116,8 @@ class AnswerCheck:
             case Delta() | ReasoningDelta():
                 self._of_open_choice(event.index)
                 self._count_tokens(event.num_tokens)
+                if isinstance(event, Delta) and event.logprobs is not None:
+                    self._logprobs(event.logprobs)
             case OutputTokens():
                 self._of_open_choice(event.index)
                 self._token_ids(event.token_ids)
@@ -124,6 +133,7 @@ class AnswerCheck:
             case PromptScored():
                 self._require(self._num_choices > 0, "scores that were not asked for")
                 self._require(0 <= event.prompt_index < self._num_prompts, "no such prompt")
+                self._ranked(event.tokens)
             case Finished():
                 self._finished(event)
             case EmbeddedPart() | Embedded():
@@ -149,6 +159,21 @@ class AnswerCheck:
         if num_tokens < 0 or self._num_tokens > self._bounds.output_tokens:
             most = self._bounds.output_tokens
             raise AnswerFaultError(f"{self._num_tokens:.3e} tokens told, {most} at most")
+
+    def _logprobs(self, logprobs: list[TextLogprob]) -> None:
+        for one in logprobs:
+            told = () if one.logprob is None else (one.logprob,)
+            self._probabilities(*told, *(logprob for _, _, logprob in one.top))
+
+    def _ranked(self, tokens: list[list[RankedToken]]) -> None:
+        for one in chain.from_iterable(tokens):
+            self._probabilities(one.logprob)
+            self._require(0 <= one.token_id <= MAX_TOKEN_ID, "an impossible token id")
+            self._require(0 < one.rank <= MAX_TOKEN_ID, "an impossible rank")
+
+    def _probabilities(self, *logprobs: float) -> None:
+        for logprob in logprobs:
+            self._require(logprob <= MAX_LOGPROB, "a log probability of more than all")
 
     def _call(self, event: ToolCallStarted | ToolCallDelta) -> None:
         self._of_open_choice(event.index)
@@ -193,7 +218,8 @@ class AnswerCheck:
         for vector in event.vectors:
             expected = len(vector) if self._vector_bytes is None else self._vector_bytes
             self._vector_bytes = expected
-            is_whole = 0 < len(vector) == expected and len(vector) % FLOAT32_BYTES == 0
+            most = FLOAT32_BYTES * (1 if isinstance(request, ScoreRequest) else MAX_DIMENSIONS)
+            is_whole = 0 < len(vector) == expected <= most and len(vector) % FLOAT32_BYTES == 0
             self._require(is_whole, "a vector of another length")
             self._require(
                 bool(np.isfinite(np.frombuffer(vector, dtype="<f4")).all()),

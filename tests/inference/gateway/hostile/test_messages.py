@@ -238,6 +238,14 @@ FAULTS: dict[str, list[Event]] = {
             request_id="", failure=Failure(code="queue_full", message="m", retry_after_s=math.nan)
         )
     ],
+    "no probability": [
+        Delta(request_id="", text="a", logprobs=[msgspec.structs.replace(LOGPROB, logprob=1e300)])
+    ],
+    "no rank": [
+        PromptScored(
+            request_id="", tokens=[[RankedToken(token_id=1, text="a", logprob=-0.5, rank=-1)]]
+        )
+    ],
     "another kind": [Embedded(request_id="", vectors=[VECTOR], usage=USAGE)],
 }
 
