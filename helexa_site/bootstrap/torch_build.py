@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helexa_site.bootstrap.requirements import Requirement
+from inference.loading.deadline import DeadlineError, within
 from inference.settings.installation import TORCH_CPU_INDEX
 
 ANSWER_TIMEOUT_S = 5.0
+"""Of each read."""
+ANSWER_LIMIT_S = 15.0
 DRIVER_SIGNS = (
     "/proc/driver/nvidia/version",
     "/dev/nvidiactl",
@@ -80,8 +83,12 @@ def torch_here(unmet: Sequence[Requirement]) -> TorchBuild | None:
 
 def _answers(url: str) -> bool:
     try:
-        request = urllib.request.Request(url, method="HEAD")
-        with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as response:
-            return bool(response.status == 200)
-    except (OSError, ValueError):
+        return within(ANSWER_LIMIT_S, lambda: _is_there(url))
+    except (DeadlineError, OSError, ValueError):
         return False
+
+
+def _is_there(url: str) -> bool:
+    request = urllib.request.Request(url, method="HEAD")
+    with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as response:
+        return bool(response.status == 200)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helexa_site.bootstrap import environment
+from helexa_site.bootstrap import environment, torch_build
 from helexa_site.bootstrap.pip_run import PipOutcome
 from helexa_site.bootstrap.requirements import Requirement
 from helexa_site.bootstrap.torch_build import (
@@ -116,3 +117,11 @@ def test_without_an_index_the_locked_build_for_cpus_is_looked_for_first(
     (last,) = ran[2:]
     assert last[0] == "--require-hashes"
     assert last[-1].endswith("requirements-cuda.lock")
+
+
+def test_an_index_that_drips_its_headers_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(torch_build, "ANSWER_LIMIT_S", 0.05)
+    monkeypatch.setattr(torch_build, "_is_there", lambda _url: ended.wait(120.0))
+    assert not torch_build._answers("http://index.example/torch/")
+    ended.set()
