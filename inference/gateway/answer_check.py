@@ -61,6 +61,10 @@ MAX_DRAFTS = 2**31 - 1
 MAX_MS = 1e12
 MAX_LOGPROB = 0.01
 """That of what is certain, as floats round it. NaN is not below it."""
+BYTES_A_TOKEN = 4096
+"""Of text and twenty log probabilities; a client's answer may be kept until it is whole."""
+BYTES_OF_NO_TOKEN = 16 * 1024 * 1024
+MAX_ANSWER_BYTES = 1024 * 1024 * 1024
 FLOAT32_BYTES = 4
 MAX_DIMENSIONS = 2**20
 """The most that clients may ask for."""
@@ -78,11 +82,22 @@ class UsageBounds:
     output_tokens: int
 
 
+def _most_bytes(request: Request, bounds: UsageBounds) -> int:
+    """Of all its events. Those of vectors are bounded by their number."""
+    if not isinstance(request, GenerationRequest):
+        return MAX_ANSWER_BYTES
+    num_tokens = bounds.output_tokens
+    if request.sampling.prompt_logprobs is not None:
+        num_tokens += bounds.prompt_tokens
+    return min(MAX_ANSWER_BYTES, BYTES_OF_NO_TOKEN + BYTES_A_TOKEN * num_tokens)
+
+
 class AnswerCheck:
     """Of one request. ``check`` sees each of its events once, in order."""
 
     __slots__ = (
         "_bounds",
+        "_bytes_left",
         "_is_accepted",
         "_is_only_counted",
         "_num_calls",
@@ -98,6 +113,7 @@ class AnswerCheck:
     def __init__(self, request: Request, bounds: UsageBounds) -> None:
         self._request = request
         self._bounds = bounds
+        self._bytes_left = _most_bytes(request, bounds)
         self._num_prompts = num_prompts(request)
         num_answers = request.n if isinstance(request, GenerationRequest) else 0
         self._num_choices = self._num_prompts * num_answers
@@ -110,8 +126,10 @@ class AnswerCheck:
         self._num_vectors = 0
         self._vector_bytes: int | None = None
 
-    def check(self, event: Event) -> None:
-        """Raises ``AnswerFaultError``."""
+    def check(self, event: Event, num_bytes: int = 0) -> None:
+        """``num_bytes``: its share of its entry. Raises ``AnswerFaultError``."""
+        self._bytes_left -= num_bytes
+        self._require(self._bytes_left >= 0, "more bytes than its tokens can have")
         match event:
             case Delta() | ReasoningDelta():
                 self._of_open_choice(event.index)

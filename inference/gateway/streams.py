@@ -129,7 +129,7 @@ class RequestStream:
                 self._put_fragment(event)
                 return
             if not self.tally.is_settled:
-                self._check.check(event)
+                self._check.check(event, num_bytes)
                 self.tally.see(event)
         except AnswerFaultError:
             self.fail(neuron_fault(self.neuron))

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from inference.gateway.answer_check import AnswerCheck, AnswerFaultError, UsageBounds
 from inference.gateway.gateway import Gateway
 from inference.protocol import events
 from inference.protocol.engine import SequenceTiming
@@ -44,7 +45,8 @@ from inference.protocol.events import (
     UsedSampling,
     encode_event,
 )
-from inference.protocol.generation import Submit
+from inference.protocol.generation import GenerationRequest, Submit, TextInput
+from inference.protocol.sampling import SamplingOptions
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import FakeCatalogue
 from tests.inference.gateway.fake_metering import FakeLedger
@@ -261,6 +263,18 @@ async def test_what_breaks_a_bound_is_the_neurons_fault(
     answer = await asyncio.wait_for(client.post("/v1/chat/completions", body), GENEROUS_S)
     assert (answer.status, answer.json["error"]["code"]) == (503, "neuron_fault")
     assert all(settle.completion_tokens == 0 for settle in ledger.settled)
+
+
+def test_an_answer_has_no_more_bytes_than_its_tokens_can_have() -> None:
+    """Text without a token filled the memory of a gateway that folds it into one body."""
+    request = GenerationRequest(
+        model="tiny", input=TextInput(texts=["Hi"]), sampling=SamplingOptions(max_tokens=50)
+    )
+    check = AnswerCheck(request, UsageBounds(prompt_tokens=7, output_tokens=50))
+    check.check(Accepted(request_id="", prompt_tokens=7), 50)
+    with pytest.raises(AnswerFaultError, match="more bytes"):
+        for _ in range(100):
+            check.check(Delta(request_id="", text="a", num_tokens=0), 1_000_000)
 
 
 def test_the_number_of_cases() -> None:
