@@ -17,7 +17,7 @@ import msgspec
 
 from metering.prices import Prices
 
-PURPOSE = b"helexa receipt 2"
+PURPOSE = b"helexa receipt 3"
 NUM_SEAL_BYTES = 16
 MAX_RECEIPT_BYTES = 4096
 
@@ -27,6 +27,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """The request's own, whichever attempt this is: it is settled once."""
     gateway_id: str
     neuron: str
+    sealed_unix_s: float
     account: str
     key: str
     """The public prefix of the API key; empty where there was none."""

@@ -45,8 +45,12 @@ def _sweep(*, client: redis.Redis, now_unix_s: float) -> int:
 
 
 def _settle_reports(*, client: redis.Redis, now_unix_s: float) -> int:
+    days = settings.CONFIG.ledger_retention_days
     return usage_reports.usage_reports_settle(
-        client=client, receipts=Receipts(settings.SECRET_KEY), now_unix_s=now_unix_s
+        client=client,
+        receipts=Receipts(settings.SECRET_KEY),
+        now_unix_s=now_unix_s,
+        oldest_unix_s=now_unix_s - 86_400 * days if days else 0.0,
     )
 
 

@@ -69,12 +69,18 @@ class Fitting:
 
 
 def usage_reports_settle(
-    *, client: redis.Redis, receipts: Receipts, now_unix_s: float, using: str = "default"
+    *,
+    client: redis.Redis,
+    receipts: Receipts,
+    now_unix_s: float,
+    oldest_unix_s: float = 0.0,
+    using: str = "default",
 ) -> int:
-    """Settles the reports of every neuron; returns how many. Raises what Redis and the database
-    raise when they are away: then the rest is still there."""
+    """Settles the reports of every neuron; returns how many. Requests of before ``oldest_unix_s``
+    may have been forgotten by the ledger, so their reports could be charged twice. Raises what
+    Redis and the database raise when they are away: then the rest is still there."""
     return sum(
-        _settle_stream(client, receipts, neuron, now_unix_s, using)
+        _settle_stream(client, receipts, neuron, now_unix_s, oldest_unix_s, using)
         for neuron in neuron_names(client)
     )
 
@@ -88,11 +94,18 @@ def neuron_names(client: redis.Redis) -> list[str]:
 
 
 def _settle_stream(
-    client: redis.Redis, receipts: Receipts, neuron: str, now_unix_s: float, using: str
+    client: redis.Redis,
+    receipts: Receipts,
+    neuron: str,
+    now_unix_s: float,
+    oldest_unix_s: float,
+    using: str,
 ) -> int:
     key, num_settled = usage_key(neuron), 0
     while entries := _entries(client, key, neuron, using):
-        fitting = [_fitting(fields, receipts, neuron, using) for _, fields in entries]
+        fitting = [
+            _fitting(fields, receipts, neuron, oldest_unix_s, using) for _, fields in entries
+        ]
         settled = _of_gone_gateways(client, [each for each in fitting if each is not None])
         _settle(settled, neuron, now_unix_s, using)
         client.xdel(key, *(entry_id for entry_id, _ in entries))
@@ -112,14 +125,14 @@ def _entries(client: redis.Redis, key: str, neuron: str, using: str) -> StreamEn
 
 
 def _fitting(
-    fields: dict[bytes, bytes], receipts: Receipts, neuron: str, using: str
+    fields: dict[bytes, bytes], receipts: Receipts, neuron: str, oldest_unix_s: float, using: str
 ) -> Fitting | None:
     """``None`` for a report that is set aside."""
     receipt = None
     try:
         report = decode_usage_report(fields.get(USAGE_REPORT_FIELD, b""))
         receipt = receipts.open(report.receipt, neuron=neuron)
-        _check(report, receipt)
+        _check(report, receipt, oldest_unix_s)
     except msgspec.DecodeError:
         report_set_aside(neuron, "a report does not decode", using)
         return None
@@ -129,8 +142,10 @@ def _fitting(
     return Fitting(receipt, report)
 
 
-def _check(report: UsageReport, receipt: Receipt) -> None:
+def _check(report: UsageReport, receipt: Receipt, oldest_unix_s: float) -> None:
     """Raises ``UnfitReportError``."""
+    if receipt.sealed_unix_s < oldest_unix_s:
+        raise UnfitReportError("its receipt is older than what the ledger keeps")
     used = report.usage or NOTHING_USED
     for noun, num_tokens, most in (
         ("prompt tokens", used.prompt_tokens, receipt.max_prompt_tokens),
@@ -181,10 +196,11 @@ def _settle_one_by_one(
 
 
 def settle_of(fitting: Fitting, budgets: tuple[int, ...], now_unix_s: float) -> Settle:
-    """Impossible times are replaced by now: one far ahead would begin a budget's next window."""
+    """Impossible times are replaced by now: one far ahead would begin a budget's next window, and
+    an entry of long ago would be forgotten at once, and charged again."""
     receipt, report = fitting.receipt, fitting.report
     ended_s, started_s = report.ended_unix_s, report.started_unix_s
-    if not 0 <= ended_s <= now_unix_s:
+    if not receipt.sealed_unix_s <= ended_s <= now_unix_s:
         ended_s = now_unix_s
     usage = report.usage or NOTHING_USED
     first_token_s = report.time_to_first_token_s

@@ -225,6 +225,7 @@ class PlacedRequest:
                 request_id=call.request_id,
                 gateway_id=self._gateway.gateway_id,
                 neuron=place.neuron,
+                sealed_unix_s=time.time(),
                 account=call.who.account,
                 key=call.who.key,
                 model=call.model,

@@ -27,6 +27,7 @@ def receipt(request_id: str = "r1", **changes: Any) -> Receipt:
         "request_id": request_id,
         "gateway_id": "g1",
         "neuron": "beast",
+        "sealed_unix_s": NOW_UNIX_S - 4,
         "account": "lab",
         "key": "hx-1",
         "model": "tiny",

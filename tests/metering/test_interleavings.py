@@ -402,6 +402,7 @@ class Fleet(RuleBasedStateMachine):
         return receipt(
             request.id,
             gateway_id=request.gateway.name,
+            sealed_unix_s=request.ended_unix_s,
             input_micro_usd=PRICES.input_micro_usd,
             cached_input_micro_usd=PRICES.cached_input_micro_usd,
             output_micro_usd=PRICES.output_micro_usd,

@@ -15,7 +15,7 @@ from fleet import live
 from inference.protocol.events import Usage
 from inference.protocol.keys import gateway_alive_key, usage_key
 from inference.protocol.usage_reports import USAGE_REPORT_FIELD
-from metering import store, tasks
+from metering import store, tasks, usage_reports
 from metering.models import LedgerEntry, Reservation, SetAsideReport, UsageHour
 from metering.receipts import Receipts
 from metering.set_aside import MAX_SET_ASIDE_PER_NEURON
@@ -246,6 +246,24 @@ def test_many_reports(redis_db: redis.Redis) -> None:
     assert settle_all(redis_db) == 450
     assert LedgerEntry.objects.count() == 450
     assert UsageHour.objects.get().requests == 450
+
+
+def test_a_report_of_long_ago_is_not_settled_again(redis_db: redis.Redis) -> None:
+    """Once the ledger had forgotten its entry, the same report charged the request anew."""
+    hold()
+    old = RECEIPTS.seal(receipt(sealed_unix_s=NOW_UNIX_S - 86_401))
+    publish(redis_db, report(sealed=old))
+    settled = usage_reports.usage_reports_settle(
+        client=redis_db,
+        receipts=RECEIPTS,
+        now_unix_s=NOW_UNIX_S,
+        oldest_unix_s=NOW_UNIX_S - 86_400,
+    )
+    assert settled == 0
+    assert reasons() == ["its receipt is older than what the ledger keeps"]
+    publish(redis_db, report(ended_unix_s=1.0))
+    assert settle_all(redis_db) == 1
+    assert LedgerEntry.objects.get().at.timestamp() == NOW_UNIX_S
 
 
 def test_a_receipt_opens_as_it_was_sealed() -> None:
