@@ -17,6 +17,7 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from urllib.parse import urljoin
 
 from inference.gateway.image_hosts import (
@@ -25,6 +26,7 @@ from inference.gateway.image_hosts import (
     check_resolved,
     image_address,
 )
+from inference.loading.deadline import MAX_THREADS, DeadlineError, within
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ MAX_REDIRECTS = 3
 READ_BYTES = 64 * 1024
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 OK = 200
+RESOLVER_THREADS = threading.BoundedSemaphore(MAX_THREADS)
 NOT_REACHED = "the image could not be fetched"
 
 
@@ -108,8 +111,7 @@ class _Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         address = self._address
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        resolved = [str(one[4][0]) for one in found]
+        resolved = self._resolved()
         check_resolved(address, resolved)
         self.sock = socket.create_connection((resolved[0], address.port), timeout=self._left_s())
         if address.scheme == "https":
@@ -118,6 +120,16 @@ class _Connection(http.client.HTTPConnection):
                 self.sock, server_hostname=address.host, do_handshake_on_connect=False
             )
             self.sock.do_handshake()
+
+    def _resolved(self) -> list[str]:
+        """The resolver has time limits of its own alone. Raises ``TimeoutError``."""
+        address = self._address
+        ask = partial(socket.getaddrinfo, address.host, address.port, type=socket.SOCK_STREAM)
+        try:
+            found = within(self._left_s(), ask, threads=RESOLVER_THREADS)
+        except DeadlineError:
+            raise TimeoutError("its name was not resolved in time") from None
+        return [str(one[4][0]) for one in found]
 
     def abort(self) -> None:
         """Ends a read that waits, from another thread: a host may send a byte of its headers now

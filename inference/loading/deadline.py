@@ -1,7 +1,8 @@
-"""A total deadline for what the hub is asked: its client's timeouts are of each read.
+"""A total deadline for a question to somebody outside whose client has none: the hub, whose
+client's timeouts are of each read, and the resolver of names.
 
-A hub that sends a byte now and then is left to a daemon thread, which holds up no page and no
-shutdown. At most ``MAX_THREADS`` are left so.
+One that has no answer is left to a daemon thread, which holds up no page and no shutdown. At most
+``MAX_THREADS`` of a kind are left so.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ MAX_THREADS = 8
 
 Result = TypeVar("Result")
 
-_free_threads = threading.BoundedSemaphore(MAX_THREADS)
+HUB_THREADS = threading.BoundedSemaphore(MAX_THREADS)
+"""Those that are free for questions to the hub."""
 
 
 class DeadlineError(Exception):
     """There was no answer in time, or earlier questions have no answer yet."""
 
 
-def within(limit_s: float, ask: Callable[[], Result]) -> Result:
+def within(
+    limit_s: float, ask: Callable[[], Result], *, threads: threading.BoundedSemaphore = HUB_THREADS
+) -> Result:
     """Raises ``DeadlineError``, and what ``ask`` raises."""
-    if not _free_threads.acquire(timeout=limit_s):
+    if not threads.acquire(timeout=limit_s):
         raise DeadlineError
     answers: queue.SimpleQueue[tuple[Result, None] | tuple[None, BaseException]] = (
         queue.SimpleQueue()
@@ -36,9 +40,9 @@ def within(limit_s: float, ask: Callable[[], Result]) -> Result:
         except BaseException as error:  # noqa: BLE001 - raised where it was asked
             answers.put((None, error))
         finally:
-            _free_threads.release()
+            threads.release()
 
-    threading.Thread(target=run, name="hub", daemon=True).start()
+    threading.Thread(target=run, name="deadline", daemon=True).start()
     try:
         answer, error = answers.get(timeout=limit_s)
     except queue.Empty:

@@ -49,7 +49,7 @@ def test_what_is_asked_is_answered_or_raised() -> None:
 def test_a_hub_that_hangs_takes_a_bounded_number_of_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deadline, "_free_threads", threading.BoundedSemaphore(2))
+    monkeypatch.setattr(deadline, "HUB_THREADS", threading.BoundedSemaphore(2))
     ended, num_asked = threading.Event(), 0
 
     def hang() -> None:

@@ -220,3 +220,14 @@ async def test_a_refusal_names_the_image_that_could_not_be_fetched(host: str) ->
     with pytest.raises(InvalidImageError, match="status 404") as refused:
         await reader.parsed(_asking(f"http://{host}/none.png"), num_bytes=100)
     assert refused.value.param == "messages[0].content[0].image_url.url"
+
+
+def test_a_resolver_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(image_fetch, "TIME_LIMIT_S", 0.2)
+    monkeypatch.setattr(image_fetch.socket, "getaddrinfo", lambda *_, **__: answers.wait(60))
+    try:
+        with pytest.raises(ImageFetchError, match="could not be fetched"):
+            fetch_image("https://images.example.org/a.png", ("*",), max_bytes=1000)
+    finally:
+        answers.set()
