@@ -10,7 +10,7 @@ import pytest
 from fleet.hub import client
 from fleet.hub.client import HubClient
 from fleet.hub.errors import HubUnavailableError
-from inference.loading import deadline, huggingface
+from inference.loading import huggingface
 from inference.loading.deadline import DeadlineError, within
 from inference.loading.huggingface import HuggingFaceHub
 
@@ -46,10 +46,8 @@ def test_what_is_asked_is_answered_or_raised() -> None:
         within(LONG_S, broken)
 
 
-def test_a_hub_that_hangs_takes_a_bounded_number_of_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(deadline, "HUB_THREADS", threading.BoundedSemaphore(2))
+def test_a_hub_that_hangs_takes_a_bounded_number_of_threads() -> None:
+    threads = threading.BoundedSemaphore(2)
     ended, num_asked = threading.Event(), 0
 
     def hang() -> None:
@@ -59,7 +57,7 @@ def test_a_hub_that_hangs_takes_a_bounded_number_of_threads(
 
     for _ in range(4):
         with pytest.raises(DeadlineError):
-            within(0.05, hang)
+            within(0.05, hang, threads=threads)
     assert num_asked == 2
     ended.set()
-    assert within(LONG_S, lambda: 5) == 5
+    assert within(LONG_S, lambda: 5, threads=threads) == 5
