@@ -44,7 +44,7 @@ INTERRUPTED = 130
 OUTPUT_CLOSED = 141
 """As of a program that SIGPIPE ended: whoever read had enough, as in ``status | head -1``."""
 VERSION_WORDS = ("--version", "version")
-SETS_UP = ("migrate", "makemigrations", "restore")
+SETS_UP = ("migrate", "makemigrations", "restore", "shell")
 """Commands that a database need not be set up for."""
 HELP_WORDS = ({"help"}, {"--help"}, {"-h"}, set[str]())
 
