@@ -48,7 +48,23 @@ def serve(
 
 
 def invite(serve: Serve) -> Evil:
-    """Invited (again), with a replica that the control has ordered."""
+    """Invited (again), with a replica that the control has ordered. It is cut off once more where
+    the control finds what its last life left behind."""
+    invited: list[Evil] = []
+
+    def is_in() -> bool:
+        try:
+            invited.append(_invite_once(serve))
+        except redis.AuthenticationError:
+            return False
+        return True
+
+    wait_until(is_in, "the invitation holds")
+    return invited[0]
+
+
+def _invite_once(serve: Serve) -> Evil:
+    """Raises ``redis.AuthenticationError``."""
     line, order = catalogue.run(
         serve,
         "from fleet.load_orders import load_orders\n"

@@ -186,8 +186,12 @@ COMMON_NAMES = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penal
 
 
 def plain_body(path: str, *, max_tokens: int) -> dict[str, Any]:
-    """A greedy request for a tale; the fields that are tried come on top."""
+    """A greedy request for a tale; the fields that are tried come on top. Without the repetition
+    penalty that the model has by itself, where the dialect has a field for that: what it does
+    cannot be seen in log probabilities."""
     body: dict[str, Any] = {"model": "smollm2-135m-instruct", "temperature": 0}
+    if "repetition_penalty" in FIELDS[path]:
+        body["repetition_penalty"] = 1
     match path:
         case "/api/chat" | "/api/generate":
             return _ollama_body(path, max_tokens)
@@ -202,7 +206,7 @@ def plain_body(path: str, *, max_tokens: int) -> dict[str, Any]:
 
 def _ollama_body(path: str, max_tokens: int) -> dict[str, Any]:
     asked = {"prompt": TALE} if path == "/api/generate" else {"messages": _USER_TURN}
-    options = {"temperature": 0, "num_predict": max_tokens}
+    options = {"temperature": 0, "num_predict": max_tokens, "repeat_penalty": 1}
     return {"model": "smollm2-135m-instruct", "stream": False, "options": options, **asked}
 
 
