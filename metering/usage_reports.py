@@ -42,7 +42,7 @@ from metering import store
 from metering.entries import Settle
 from metering.models import Reservation
 from metering.receipts import Receipt, ReceiptError, Receipts
-from metering.set_aside import report_set_aside
+from metering.set_aside import UnfitReport, reports_set_aside
 
 logger = logging.getLogger(__name__)
 
@@ -103,10 +103,11 @@ def _settle_stream(
 ) -> int:
     key, num_settled = usage_key(neuron), 0
     while entries := _entries(client, key, neuron, using):
-        fitting = [
-            _fitting(fields, receipts, neuron, oldest_unix_s, using) for _, fields in entries
-        ]
-        settled = _of_gone_gateways(client, [each for each in fitting if each is not None])
+        judged = [_judged(fields, receipts, neuron, oldest_unix_s) for _, fields in entries]
+        unfit = [each for each in judged if isinstance(each, UnfitReport)]
+        reports_set_aside(neuron, unfit, using)
+        fitting = [each for each in judged if isinstance(each, Fitting)]
+        settled = _of_gone_gateways(client, fitting)
         _settle(settled, neuron, now_unix_s, using)
         client.xdel(key, *(entry_id for entry_id, _ in entries))
         num_settled += len(settled)
@@ -120,25 +121,22 @@ def _entries(client: redis.Redis, key: str, neuron: str, using: str) -> StreamEn
         return read.run(client)
     except NeuronValueError as error:
         client.unlink(key)
-        report_set_aside(neuron, str(error), using)
+        reports_set_aside(neuron, [UnfitReport(str(error))], using)
         return []
 
 
-def _fitting(
-    fields: dict[bytes, bytes], receipts: Receipts, neuron: str, oldest_unix_s: float, using: str
-) -> Fitting | None:
-    """``None`` for a report that is set aside."""
+def _judged(
+    fields: dict[bytes, bytes], receipts: Receipts, neuron: str, oldest_unix_s: float
+) -> Fitting | UnfitReport:
     receipt = None
     try:
         report = decode_usage_report(fields.get(USAGE_REPORT_FIELD, b""))
         receipt = receipts.open(report.receipt, neuron=neuron)
         _check(report, receipt, oldest_unix_s)
     except msgspec.DecodeError:
-        report_set_aside(neuron, "a report does not decode", using)
-        return None
+        return UnfitReport("a report does not decode")
     except (ReceiptError, UnfitReportError) as error:
-        report_set_aside(neuron, str(error), using, receipt)
-        return None
+        return UnfitReport(str(error), receipt)
     return Fitting(receipt, report)
 
 
@@ -186,13 +184,15 @@ def _settle(fitting: list[Fitting], neuron: str, now_unix_s: float, using: str) 
 def _settle_one_by_one(
     settles: list[Settle], fitting: list[Fitting], neuron: str, using: str
 ) -> None:
+    unfit: list[UnfitReport] = []
     for settle, each in zip(settles, fitting, strict=True):
         try:
             store.apply([settle], using=using)
         except IS_AWAY:
             raise
         except (DatabaseError, OverflowError) as error:
-            report_set_aside(neuron, f"the database refuses it: {error}", using, each.receipt)
+            unfit.append(UnfitReport(f"the database refuses it: {error}", each.receipt))
+    reports_set_aside(neuron, unfit, using)
 
 
 def settle_of(fitting: Fitting, budgets: tuple[int, ...], now_unix_s: float) -> Settle:

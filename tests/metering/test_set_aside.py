@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from django.db import connections
 
+from inference.quotas import quota_locked
 from metering.models import SetAsideReport
-from metering.set_aside import report_set_aside
+from metering.set_aside import UnfitReport, reports_set_aside
 
 NUM_THREADS, NUM_EACH = 8, 6
 ROOM = 11
@@ -22,7 +25,8 @@ def test_rows_hold_their_bound_and_count_every_report(
     def work(thread: int) -> None:
         try:
             for number in range(NUM_EACH):
-                report_set_aside("beast", f"report {thread}.{number}", using)
+                report = UnfitReport(f"report {thread}.{number}")
+                reports_set_aside("beast", [report], using)
         finally:
             connections[using].close()
 
@@ -32,3 +36,23 @@ def test_rows_hold_their_bound_and_count_every_report(
     assert rows.count() == ROOM
     num_more = sum(rows.values_list("num_more", flat=True))
     assert num_more == NUM_THREADS * NUM_EACH - ROOM
+
+
+def test_a_batch_is_one_transaction(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metering.set_aside.MAX_SET_ASIDE_PER_NEURON", ROOM)
+    begun: list[str] = []
+
+    @contextmanager
+    def counted(kind: str, owner: str, using: str) -> Iterator[None]:
+        begun.append(owner)
+        with quota_locked(kind, owner, using):
+            yield
+
+    monkeypatch.setattr("metering.set_aside.quota_locked", counted)
+    reports_set_aside("beast", [UnfitReport(str(number)) for number in range(50)], using)
+    rows = SetAsideReport.objects.using(using).filter(neuron="beast").order_by("id")
+    assert [(row.reason, row.num_more) for row in rows] == [
+        *((str(number), 0) for number in range(ROOM - 1)),
+        (str(ROOM - 1), 50 - ROOM),
+    ]
+    assert begun == ["beast"]
