@@ -61,9 +61,9 @@ def counted_by(metrics: Metrics) -> Listener:
 def log(outcome: RequestOutcome) -> None:
     """Holds no client's text: the model is the catalogue's name, the client one of a fixed set, and
     only failures of the server have their cause with them."""
-    usage = outcome.usage
+    usage, is_ours = outcome.usage, _is_ours(outcome)
     logger.log(
-        _level(outcome),
+        _level(outcome, is_ours),
         "%s %s %s/%s model=%s neuron=%s client=%s status=%d %s prompt=%d cached=%d completion=%d "
         "ms=%.0f%s",
         outcome.request_id,
@@ -79,13 +79,13 @@ def log(outcome: RequestOutcome) -> None:
         usage.cached_tokens,
         usage.completion_tokens,
         outcome.duration_s * 1000,
-        f" cause={outcome.error_message:.{MAX_CAUSE_CHARACTERS}}" if _is_ours(outcome) else "",
-        extra={"request": _fields(outcome)},
+        f" cause={outcome.error_message:.{MAX_CAUSE_CHARACTERS}}" if is_ours else "",
+        extra={"request": _fields(outcome, is_ours)},
     )
 
 
-def _level(outcome: RequestOutcome) -> int:
-    if _is_ours(outcome):
+def _level(outcome: RequestOutcome, is_ours: bool) -> int:
+    if is_ours:
         is_temporary = outcome.error_status == UNAVAILABLE
         return logging.WARNING if is_temporary else logging.ERROR
     return logging.DEBUG if outcome.endpoint in PROBES else logging.INFO
@@ -99,7 +99,7 @@ def _is_ours(outcome: RequestOutcome) -> bool:
     return outcome.error_status in SERVER_ERRORS and not is_refusal
 
 
-def _fields(outcome: RequestOutcome) -> dict[str, object]:
+def _fields(outcome: RequestOutcome, is_ours: bool) -> dict[str, object]:
     usage = outcome.usage
     return {
         "id": outcome.request_id,
@@ -111,7 +111,7 @@ def _fields(outcome: RequestOutcome) -> dict[str, object]:
         "neuron": outcome.neuron,
         "status": outcome.status,
         "outcome": outcome.outcome,
-        **({"cause": outcome.error_message} if _is_ours(outcome) else {}),
+        **({"cause": outcome.error_message} if is_ours else {}),
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,
