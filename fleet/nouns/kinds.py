@@ -6,6 +6,7 @@ Pure.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -50,7 +51,12 @@ def moment_of(value: str | None) -> datetime | None:
     """Converts what ``Moment`` has checked."""
     if value is None:
         return None
-    moment = datetime.fromisoformat(value)
+    return _parsed_moment(value)
+
+
+def _parsed_moment(text: str) -> datetime:
+    """Raises ``ValueError``."""
+    moment = datetime.fromisoformat(text)
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
@@ -63,9 +69,9 @@ def value_of_text(kind: Kind, text: str) -> Any:
                 raise ValueError(f"{text!r} is neither true nor false")
             return text == "true"
         case Count() | Money():
-            return _whole_number(text)
+            return _number(text, int, "a whole number")
         case Number():
-            return _number(text)
+            return _number(text, float, "a number")
         case NeuronNames() | Names():
             return names_of_text(text)
         case Moment():
@@ -74,22 +80,13 @@ def value_of_text(kind: Kind, text: str) -> Any:
             return text
 
 
-def _number(text: str) -> float | None:
+def _number(text: str, read: Callable[[str], float], what: str) -> float | None:
     if text in NONE_WORDS:
         return None
     try:
-        return float(text)
+        return read(text)
     except ValueError:
-        raise ValueError(f"{text!r} is not a number, or none") from None
-
-
-def _whole_number(text: str) -> int | None:
-    if text in NONE_WORDS:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number, or none") from None
+        raise ValueError(f"{text!r} is not {what}, or none") from None
 
 
 def names_of_text(text: str) -> list[str]:
@@ -103,9 +100,8 @@ def expiry(text: str, *, now: datetime | None = None) -> datetime:
     try:
         if match := DURATION.fullmatch(text):
             return now + timedelta(**{UNITS[match[2]]: int(match[1])})
-        moment = datetime.fromisoformat(text)
+        return _parsed_moment(text)
     except (ValueError, OverflowError):
         raise ValueError(
             f"{text!r} is neither a duration, as in 30d or 12h, nor a date, as in 2027-01-31"
         ) from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
