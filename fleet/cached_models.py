@@ -24,7 +24,7 @@ class CachedLine:
     files: tuple[dict[str, str | int], ...]
     used_by: tuple[str, ...]
     models: tuple[str, ...]
-    """Of the catalogue, those that are loaded from this source; empty: nothing there needs it."""
+    """The catalogue's models that are loaded from this source; empty: nothing there needs it."""
     is_partial: bool
     missing: tuple[str, ...]
     """Files that a download wanted and that are not whole."""

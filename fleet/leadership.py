@@ -95,7 +95,7 @@ class Leadership:
 
     @property
     def term_began_s(self) -> float | None:
-        """By its clock; ``None``: this process never led."""
+        """When the term began, by its clock; ``None``: this process never led."""
         return self._term_began_s
 
     @contextlib.contextmanager

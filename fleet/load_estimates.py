@@ -23,7 +23,7 @@ class LoadEstimate:
     """``None``: nobody knows."""
 
     share: float | None = None
-    """Of the whole load, 0 to 1."""
+    """How much of the whole load is done, 0 to 1."""
     left_s: float | None = None
 
 

@@ -37,7 +37,7 @@ removal_schema = extend_schema(
     parameters=[OpenApiParameter(DRY_RUN, bool, description="Only says what would be done.")],
     responses={204: None, 200: DryRunShape},
 )
-"""Of a ``delete`` that answers with ``removed``."""
+"""The OpenAPI schema of a ``delete`` that answers with ``removed``."""
 
 
 def removed(request: Request, actor: Actor, remove: Callable[[], object]) -> Response:

@@ -39,9 +39,9 @@ from inference.loading.files import SAFETENSORS_NAME, config_files
 from inference.loading.huggingface import HuggingFaceHub
 
 TIMEOUT_S = 10.0
-"""Of each read."""
+"""Bounds each read."""
 TOTAL_TIMEOUT_S = 30.0
-"""Of a question with all that it reads."""
+"""Bounds a question with all that it reads."""
 MAX_FOUND = 30
 MAX_JSON_BYTES = 4_000_000
 GATED = (

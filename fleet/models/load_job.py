@@ -100,7 +100,7 @@ class LoadJob(Job):
 
     @property
     def estimate(self) -> LoadEstimate:
-        """Of the whole load, by the last one there, else of its stage by its rate."""
+        """Estimates the whole load by the last one there, else its stage by its rate."""
         if not self.is_active or self.stage_started_at is None or self.reported_at is None:
             return NO_ESTIMATE
         began_at, now = self.engine_started_at, self.reported_at

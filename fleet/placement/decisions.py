@@ -36,7 +36,7 @@ class Wait:
     reason: str
     eta_s: float | None = None
     share: float | None = None
-    """Of the load that is waited for, 0 to 1; None when unknown."""
+    """How much of the load that is waited for is done, 0 to 1; ``None``: it is unknown."""
     needs_turn: bool = False
     """Only replicas that are in use could make room: the model waits for its turn."""
 
