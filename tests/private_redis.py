@@ -73,6 +73,11 @@ class MortalRedis:
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
+    def url_at(self, port: int) -> str:
+        """Its URL on loopback, where it listens there as well."""
+        password = self.url.partition("@")[0].removeprefix("unix://:")
+        return f"redis://:{password}@127.0.0.1:{port}/0"
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait(60)

@@ -12,7 +12,8 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from tests.live.serving import (
     serve_environment,
     wait_until,
 )
+from tests.private_redis import mortal_redis
 
 GB = 10**9
 CONTROL = (
@@ -198,3 +200,19 @@ class Fleet:
         program = Program(name, command, environment, self._log_dir)
         self.programs[name] = program
         return program
+
+
+@contextmanager
+def fleet_on_sqlite(run_dir: Path) -> Iterator[Fleet]:
+    """One without programs yet, on a Redis of its own."""
+    port = free_port()
+    with mortal_redis(run_dir / "redis", port=port) as server:
+        fleet = Fleet(
+            run_dir,
+            database_url=f"sqlite:///{run_dir / 'helexa.sqlite3'}",
+            redis_url=server.url_at(port),
+        )
+        try:
+            yield fleet
+        finally:
+            fleet.end()

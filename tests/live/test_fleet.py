@@ -65,9 +65,7 @@ def harmed(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harmed
 
 @contextmanager
 def running_fleet(run_dir, database_url: str, redis: MortalRedis, port: int, num_fronts: int):
-    password = redis.url.partition("@")[0].removeprefix("unix://:")
-    url = f"redis://:{password}@127.0.0.1:{port}/0"
-    fleet = Fleet(run_dir, database_url=database_url, redis_url=url)
+    fleet = Fleet(run_dir, database_url=database_url, redis_url=redis.url_at(port))
     try:
         line = fleet.invite("guest", f"127.0.0.1:{port}")
         for _ in range(num_fronts):

@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.live.fleet import GB, Fleet
-from tests.live.serving import WAIT_TIMEOUT_S, free_port, wait_until
-from tests.private_redis import mortal_redis
+from tests.live.fleet import GB, Fleet, fleet_on_sqlite
+from tests.live.serving import WAIT_TIMEOUT_S, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
@@ -24,24 +23,14 @@ MODEL = "amber"
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    port = free_port()
-    with mortal_redis(tmp_path / "redis", port=port) as redis:
-        password = redis.url.partition("@")[0].removeprefix("unix://:")
-        fleet = Fleet(
-            tmp_path,
-            database_url=f"sqlite:///{tmp_path / 'helexa.sqlite3'}",
-            redis_url=f"redis://:{password}@127.0.0.1:{port}/0",
-        )
-        try:
-            fleet.add_control()
-            fleet.add_gateway()
-            fleet.add_neuron("ash", 20 * GB)
-            for model in fleet.add_models({MODEL: 9 * GB}, pinned=MODEL):
-                model.answers(QUESTION, TEXT)
-            fleet.wait(lambda: fleet.ready(MODEL), "the model is loaded")
-            yield fleet
-        finally:
-            fleet.end()
+    with fleet_on_sqlite(tmp_path) as fleet:
+        fleet.add_control()
+        fleet.add_gateway()
+        fleet.add_neuron("ash", 20 * GB)
+        for model in fleet.add_models({MODEL: 9 * GB}, pinned=MODEL):
+            model.answers(QUESTION, TEXT)
+        fleet.wait(lambda: fleet.ready(MODEL), "the model is loaded")
+        yield fleet
 
 
 def test_files_batches_and_responses_are_there(fleet: Fleet, tmp_path: Path) -> None:

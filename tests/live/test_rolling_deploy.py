@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.live.crowd import crowd
-from tests.live.fleet import GB, Fleet
-from tests.live.serving import REPOSITORY_DIR, WAIT_TIMEOUT_S, free_port
-from tests.private_redis import mortal_redis
+from tests.live.fleet import GB, Fleet, fleet_on_sqlite
+from tests.live.serving import REPOSITORY_DIR, WAIT_TIMEOUT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
@@ -35,25 +34,15 @@ UPGRADE = 'touch "{folder}/$0.wanted"; until [ -e "{folder}/$0.done" ]; do sleep
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    port = free_port()
-    with mortal_redis(tmp_path / "redis", port=port) as redis:
-        password = redis.url.partition("@")[0].removeprefix("unix://:")
-        fleet = Fleet(
-            tmp_path,
-            database_url=f"sqlite:///{tmp_path / 'helexa.sqlite3'}",
-            redis_url=f"redis://:{password}@127.0.0.1:{port}/0",
-        )
-        try:
-            fleet.add_control()
-            fleet.add_gateway()
-            for name in NEURONS:
-                fleet.add_neuron(name, CARD_BYTES)
-            for model in fleet.add_models(MODELS, pinned=""):
-                model.answers(QUESTION, TEXT, token_s=0.01)
-            fleet.wait(lambda: len(fleet.snapshot().neurons) == len(NEURONS), "all are there")
-            yield fleet
-        finally:
-            fleet.end()
+    with fleet_on_sqlite(tmp_path) as fleet:
+        fleet.add_control()
+        fleet.add_gateway()
+        for name in NEURONS:
+            fleet.add_neuron(name, CARD_BYTES)
+        for model in fleet.add_models(MODELS, pinned=""):
+            model.answers(QUESTION, TEXT, token_s=0.01)
+        fleet.wait(lambda: len(fleet.snapshot().neurons) == len(NEURONS), "all are there")
+        yield fleet
 
 
 def test_an_ordinary_fleet_is_upgraded_and_loses_no_request(fleet: Fleet, tmp_path: Path) -> None:
