@@ -21,10 +21,9 @@ from inference.models.experts_config import ExpertsConfig
 from inference.models.mamba_config import MambaConfig
 from inference.models.state_config import ShortConvConfig
 from inference.protocol.load import LoadSpec
-
-from .conftest import save_gguf
-from .editable_gguf import FLOAT32, EditableGGUF
-from .test_checked_shapes import spec
+from tests.inference.loading.conftest import save_gguf
+from tests.inference.loading.editable_gguf import FLOAT32, EditableGGUF
+from tests.inference.loading.test_checked_shapes import spec
 
 LARGEST = 2**31 - 1
 CONFIG = ModelConfig(

@@ -20,9 +20,8 @@ from inference.models.experts_config import ExpertsConfig
 from inference.models.families.registry import family_of
 from inference.models.mamba_config import MambaConfig
 from inference.protocol.load import LoadSpec
-
-from .conftest import save_directory, save_gguf
-from .editable_gguf import EditableGGUF
+from tests.inference.loading.conftest import save_directory, save_gguf
+from tests.inference.loading.editable_gguf import EditableGGUF
 
 LAYER = "model.layers.0."
 Weights = dict[str, torch.Tensor]

@@ -19,8 +19,7 @@ from inference.loading.model_type import with_model_type
 from inference.models.config import RopeScaling
 from inference.models.families.gguf_keys import SAMPLING_KEYS, text_facts
 from inference.models.families.registry import known_model_types
-
-from .conftest import SIZES, save_gguf
+from tests.inference.loading.conftest import SIZES, save_gguf
 
 LLAMA = SIZES | {"model_type": "llama", "rope_theta": 5000.0}
 SPELT_IN_GGUF = {ours: key for key, ours in SAMPLING_KEYS.items()}

@@ -17,8 +17,7 @@ from inference.loading.loader import OpenedModel, open_model
 from inference.models.batch import ALL_ROWS, Batch
 from inference.models.decoder import DecoderModel
 from inference.protocol.load import LoadSpec
-
-from .conftest import GGUF_NAMES
+from tests.inference.loading.conftest import GGUF_NAMES
 
 BLOCK_TOKENS = 16
 PROMPTS = [

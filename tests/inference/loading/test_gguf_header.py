@@ -11,9 +11,8 @@ import torch
 
 from inference.loading.errors import BadFileError, MissingFileError
 from inference.loading.gguf_header import read_header, read_headers
-
-from .conftest import save_gguf
-from .editable_gguf import EditableGGUF, Info, Pair
+from tests.inference.loading.conftest import save_gguf
+from tests.inference.loading.editable_gguf import EditableGGUF, Info, Pair
 
 WEIGHTS = {
     "model.embed_tokens.weight": torch.randn(64, 64),

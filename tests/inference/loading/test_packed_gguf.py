@@ -17,9 +17,15 @@ from inference.models.dense import DenseWeights
 from inference.models.native.build import find_compiler
 from inference.models.registry import AnyModel, build_fastest_model, build_model
 from inference.protocol.load import LoadSpec
-
-from .conftest import NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, SIZES, gguf_name, save_directory
-from .conftest import save_gguf as save
+from tests.inference.loading.conftest import (
+    NUM_HEADS,
+    NUM_KV_HEADS,
+    NUM_LAYERS,
+    SIZES,
+    gguf_name,
+    save_directory,
+)
+from tests.inference.loading.conftest import save_gguf as save
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """Rows of the K formats are whole super-blocks of 256."""

@@ -24,8 +24,7 @@ from inference.loading.preflight import LargestStep, check_fits, memory_need
 from inference.models.config import ModelConfig
 from inference.models.experts_config import ExpertsConfig
 from inference.protocol.load import EarlierLoads, LoadSpec
-
-from .conftest import save_gguf
+from tests.inference.loading.conftest import save_gguf
 
 CONFIG = ModelConfig(
     architecture="llama",

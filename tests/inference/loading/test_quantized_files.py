@@ -20,8 +20,7 @@ from inference.models.linear import QuantizedLinear
 from inference.models.registry import build_model
 from inference.models.stored import DenseWeight, GroupedWeight
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
-
-from .conftest import save_directory, save_gguf
+from tests.inference.loading.conftest import save_directory, save_gguf
 
 
 def opened(source: Path, tmp_path: Path, **changes: object) -> OpenedModel:

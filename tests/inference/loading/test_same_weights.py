@@ -15,8 +15,7 @@ from inference.loading.errors import MissingTensorError
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.stored import GroupedWeight
 from inference.protocol.load import LoadSpec, LoadStage
-
-from .conftest import save_directory, save_gguf
+from tests.inference.loading.conftest import save_directory, save_gguf
 
 
 def opened(source: Path, tmp_path: Path, **changes: object) -> OpenedModel:
