@@ -53,6 +53,12 @@ CLIENTS = (
         "start a new chat.",
     ),
     _client(
+        "Agent Zero",
+        r"\bagent[ _-]?zero\b",
+        "Agent Zero: set the chat model's context length in its settings, and the share of it that "
+        "the chat history may take.",
+    ),
+    _client(
         "LiteLLM",
         r"\blitellm\b",
         "LiteLLM: set model_info.max_input_tokens of the model and "

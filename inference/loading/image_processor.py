@@ -18,11 +18,11 @@ from inference.models.config import ModelConfig
 from inference.models.errors import InvalidImageError
 from inference.models.vision_config import VisionConfig
 from inference.protocol.images import ImageRatioError, VisionInput, image_grid
-from inference.settings.neuron import VISION_MAX_PIXELS
+from inference.settings.neuron import VISION_MAX_PIXELS, VISION_MIN_PIXELS
 
 KEPT_KEYS = ("image_mean", "image_std", "resample", "rescale_factor", "do_rescale", "do_normalize")
 """The keys of preprocessor_config.json that are read; sizes are in ``VisionConfig``."""
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """What clients may send: no other decoder is ever started."""
 
 
@@ -33,9 +33,9 @@ MOST_PIXELS_ON_CPU = 589_824
 def with_bounded_pixels(
     config: ModelConfig, device_type: str, environment: Mapping[str, str]
 ) -> ModelConfig:
-    """Images no larger than HELEXA_VISION_MAX_PIXELS; without it as the model has it, on a CPU
-    ``MOST_PIXELS_ON_CPU`` at most. Where it is 0 the model is given none, and is the text model
-    that its decoder is alone. Raises ``ValueError``."""
+    """Images between HELEXA_VISION_MIN_PIXELS and HELEXA_VISION_MAX_PIXELS; without them as the
+    model has it, on a CPU ``MOST_PIXELS_ON_CPU`` at most. Where the largest is 0 the model is given
+    none, and is the text model that its decoder is alone. Raises ``ValueError``."""
     vision = config.vision
     if vision is None:
         return config
@@ -50,8 +50,11 @@ def with_bounded_pixels(
     least_possible = (vision.patch_px * vision.merge) ** 2
     if most < least_possible:
         raise ValueError(f"HELEXA_VISION_MAX_PIXELS is below one token's {least_possible} pixels")
-    bounded = replace(vision, min_pixels=min(vision.min_pixels, most), max_pixels=most)
-    return replace(config, vision=bounded)
+    least = VISION_MIN_PIXELS.read(environment)
+    if least is not None and least > most:
+        raise ValueError(f"HELEXA_VISION_MIN_PIXELS ({least}) is above the largest image's {most}")
+    least = min(vision.min_pixels, most) if least is None else least
+    return replace(config, vision=replace(vision, min_pixels=least, max_pixels=most))
 
 
 def open_image_processor(

@@ -111,6 +111,7 @@ class ChoiceEvents:
             num_tokens=self._take_thought_tokens(),
             opens=part.opens,
             closes=part.closes,
+            missing_close=part.missing_close,
         )
 
     def _call_started(self, name: str) -> ToolCallStarted:

@@ -130,7 +130,9 @@ class ReasoningDelta(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reasoning"
 ):
     """New text of a thinking block. ``opens`` is the opening marker, on the block's first delta;
-    ``closes`` the closing one, on its last. The text may be empty on those two."""
+    ``closes`` the closing one, on its last. The text may be empty on those two.
+    ``missing_close`` is the closing marker of a block in which the answer ended: the model has not
+    written it."""
 
     request_id: str
     text: str
@@ -138,6 +140,7 @@ class ReasoningDelta(
     num_tokens: int = 1
     opens: str | None = None
     closes: str | None = None
+    missing_close: str | None = None
 
 
 class ToolCallStarted(

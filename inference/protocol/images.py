@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-MediaType = Literal["image/png", "image/jpeg", "image/webp", "image/gif"]
+MediaType = Literal["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"]
 
 MAX_RATIO = 200
 """How many times longer than its short side an image's long one may be."""

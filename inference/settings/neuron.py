@@ -63,6 +63,16 @@ VISION_MAX_PIXELS: Setting[int | None] = Setting(
     doc="the largest image that a model sees: larger ones are scaled down to it. The smaller, the "
     "fewer tokens an image takes. 0: models get no images, and their towers are not loaded",
 )
+VISION_MIN_PIXELS: Setting[int | None] = Setting(
+    name="HELEXA_VISION_MIN_PIXELS",
+    kind=WholeNumber(1, MAX_COUNT, "pixels"),
+    default=None,
+    default_words="the model's own",
+    readers=ENGINE,
+    doc="the smallest image that a model sees: smaller ones are scaled up to it. The larger, the "
+    "more of a small image's detail a model reads, and the more tokens it takes. It may not be "
+    "above the largest",
+)
 ENGINE_CHECKS: Setting[bool] = Setting(
     name="HELEXA_ENGINE_CHECKS",
     kind=Flag(),

@@ -26,11 +26,13 @@ from inference.text.tokenizer import Tokenizer
 @dataclass(frozen=True, slots=True)
 class ThoughtPart:
     """Text of a thinking block; ``opens`` and ``closes`` are its markers, on its first and last
-    part, where the text may be empty."""
+    part, where the text may be empty. ``missing_close`` is the marker that a block lacks in which
+    the answer ended."""
 
     text: str
     opens: str | None = None
     closes: str | None = None
+    missing_close: str | None = None
 
 
 Piece = ThoughtPart | Part
@@ -74,6 +76,12 @@ class ChoiceText:
             shown_token_ids=shown_token_ids,
         )
         self._markers = markers
+        self._closing_marker = ""
+        """What closes a block that is open at the answer's end; empty where no block can be."""
+        if markers is not None:
+            self._closing_marker = markers.closes
+        elif phrases is not None:
+            self._closing_marker = _line(phrases.closes[0])
         self._phrases = None if phrases is None else PhraseReader(phrases, is_open=starts_thinking)
         self._detokenizer = Detokenizer(
             tokenizer, continues_text=continues_text, shown_token_ids=shown_token_ids
@@ -106,7 +114,7 @@ class ChoiceText:
         pieces: list[Piece] = []
         if self._phrases is not None:
             kinds, pieces = self._told(*self._phrases.flush(self._detokenizer.flush()))
-        thought = [] if self._thought is None else self._thought.flush()
+        thought = [] if self._thought is None else self._thought.flush(self._closing_marker)
         return kinds, [*pieces, *thought, *self._answer.flush()]
 
     def _feed_kind(self, kind: TokenKind, token_id: int) -> list[Piece]:
@@ -189,17 +197,26 @@ class _ThoughtText:
     def close(self, closes: str) -> list[Piece]:
         return self._parts(self._detokenizer.flush(), closes=closes, is_end=True)
 
-    def flush(self) -> list[Piece]:
-        return self._parts(self._detokenizer.flush(), is_end=True)
+    def flush(self, missing_close: str) -> list[Piece]:
+        return self._parts(self._detokenizer.flush(), missing_close=missing_close, is_end=True)
 
-    def _parts(self, text: str, closes: str | None = None, *, is_end: bool = False) -> list[Piece]:
+    def _parts(
+        self,
+        text: str,
+        closes: str | None = None,
+        *,
+        missing_close: str | None = None,
+        is_end: bool = False,
+    ) -> list[Piece]:
         text = self._without_label(text, is_end=is_end)
         if not self._has_text:
             text = text.lstrip()
             self._has_text = bool(text)
         opens = None if self._has_opened else self._opens
         self._has_opened = True
-        return [ThoughtPart(text, opens, closes)] if text or opens or closes else []
+        if not (text or opens or closes or missing_close):
+            return []
+        return [ThoughtPart(text, opens, closes, missing_close)]
 
     def _without_label(self, text: str, *, is_end: bool) -> str:
         if not self._label:
@@ -230,5 +247,6 @@ def _joined(first: Piece, second: Piece) -> Piece | None:
         case CallArguments(fragment=a), CallArguments(fragment=b):
             return CallArguments(a + b)
         case ThoughtPart(closes=None), ThoughtPart(opens=None):
-            return ThoughtPart(first.text + second.text, first.opens, second.closes)
+            text = first.text + second.text
+            return ThoughtPart(text, first.opens, second.closes, second.missing_close)
     return None

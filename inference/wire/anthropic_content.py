@@ -105,10 +105,10 @@ def joined_text(value: Any, path: str) -> str:
 SOURCE_FIELDS: dict[str, dict[str, Field]] = {
     "base64": table(
         type_field("base64"),
-        honoured("data", base64_image, "The file: a PNG, JPEG, WebP or GIF, not animated."),
+        honoured("data", base64_image, "The file: a PNG, JPEG, WebP, GIF or BMP, not animated."),
         neutral(
             "media_type",
-            one_of("image/png", "image/jpeg", "image/webp", "image/gif"),
+            one_of("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"),
             "The file itself says which it is.",
         ),
     ),

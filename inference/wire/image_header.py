@@ -3,11 +3,13 @@
     PNG   chunks: IHDR has the size, acTL means frames, eXIf an orientation
     JPEG  segments up to the scan: SOFn has the size, APP1 an orientation
     GIF   blocks: the first image and the screen have the size, a second image means frames
+    BMP   one header: it has the size, with a negative height where its rows go downwards
     WebP  chunks: VP8, VP8L or VP8X has the size, VP8X tells of frames, EXIF an orientation
 
 Whether the rest is an image as well is found where it is decoded. Pure.
 
-Sources: RFC 2083 and its APNG extension, ITU T.81, GIF89a, RFC 9649, Exif 2.32.
+Sources: RFC 2083 and its APNG extension, ITU T.81, GIF89a, RFC 9649, Exif 2.32,
+BITMAPCOREHEADER and BITMAPINFOHEADER of the Windows GDI.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ TURNED = frozenset({5, 6, 7, 8})
 """Exif orientations in which width and height change places."""
 START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})
+CORE_HEADER_BYTES = 12
+"""The first BMP header, whose sides are 16 bits; all later ones begin with sides of 32."""
 START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
 
 
@@ -61,7 +65,9 @@ def _read(data: bytes) -> ImageHeader:
         return _gif(data)
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return _webp(data)
-    raise ImageHeaderError("the image is no PNG, JPEG, WebP or GIF")
+    if data.startswith(b"BM"):
+        return _bmp(data)
+    raise ImageHeaderError("the image is no PNG, JPEG, WebP, GIF or BMP")
 
 
 def _png(data: bytes) -> ImageHeader:
@@ -144,6 +150,14 @@ def _after_blocks(data: bytes, position: int) -> int:
 def _colours(flags: int) -> int:
     """Bytes of the table of colours that follows."""
     return 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0
+
+
+def _bmp(data: bytes) -> ImageHeader:
+    (header_bytes,) = struct.unpack_from("<I", data, 14)
+    if header_bytes == CORE_HEADER_BYTES:
+        return ImageHeader("image/bmp", *struct.unpack_from("<HH", data, 18))
+    width, height = struct.unpack_from("<ii", data, 18)
+    return ImageHeader("image/bmp", width, abs(height))
 
 
 def _webp(data: bytes) -> ImageHeader:

@@ -41,7 +41,7 @@ _string = text()
 IMAGES = honoured(
     "images",
     array(base64_image),
-    "Base64 of PNG, JPEG, WebP or GIF files, not animated: seen before the text.",
+    "Base64 of PNG, JPEG, WebP, GIF or BMP files, not animated: seen before the text.",
 )
 CALLED_FIELDS = table(
     honoured("name", text(256, min_chars=1), "Which function."),

@@ -70,7 +70,8 @@ def added(event: Event, reasoning: Reasoning) -> dict[str, Any]:
 def _reasoning(event: ReasoningDelta, reasoning: Reasoning) -> dict[str, Any]:
     if reasoning is Reasoning.FIELD:
         return {"reasoning_content": event.text} if event.text else {}
-    inline = (event.opens or "") + event.text + (event.closes or "")
+    closes = event.closes or event.missing_close or ""
+    inline = f"{event.opens or ''}{event.text}{closes}"
     return {"content": inline} if inline else {}
 
 

@@ -62,7 +62,7 @@ PART_FIELDS = {
         honoured(
             "image_url",
             object_of(IMAGE_URL_FIELDS, required=("url",)),
-            "A PNG, JPEG, WebP or GIF, not animated.",
+            "A PNG, JPEG, WebP, GIF or BMP, not animated.",
         ),
         CACHE_CONTROL,
     ),

@@ -27,6 +27,8 @@ from inference.wire.fields import (
 from inference.wire.openai_answers import ToldUsage
 
 TIMING_HEADER = "x-helexa-timing"
+TRUE_WORDS = frozenset({"true", "1", "yes"})
+FALSE_WORDS = frozenset({"false", "0", "no"})
 """``true``: the client wants the engine's own times beside the usage. A header, because servers
 that know nothing of it refuse a field and skip a header."""
 
@@ -188,10 +190,14 @@ def pads_chunks(read: dict[str, Any]) -> bool:
 
 
 def flag_header(context: RequestContext, name: str) -> bool:
-    told = context.headers.get(name, "false").lower()
-    if told not in ("true", "false"):
-        raise InvalidRequestError(f"The header '{name}' must be true or false.", param=name)
-    return told == "true"
+    """A header's ``true``, ``1`` or ``yes``, in any case; ``false`` where the header is missing.
+    Raises ``InvalidRequestError`` for words that are neither."""
+    word = context.headers.get(name, "false").strip().lower()
+    if word not in TRUE_WORDS | FALSE_WORDS:
+        raise InvalidRequestError(
+            f"The header '{name}' must be true (also 1 or yes) or false (also 0 or no).", param=name
+        )
+    return word in TRUE_WORDS
 
 
 def told_usage(read: dict[str, Any], context: RequestContext) -> ToldUsage:

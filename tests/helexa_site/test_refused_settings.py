@@ -30,6 +30,7 @@ NAMED = {
     "HELEXA_ALLOWED_HOSTS": "chat.example.org/path",
     "HELEXA_SECRET_KEY": "x",
     "HELEXA_VISION_MAX_PIXELS": "-1",
+    "HELEXA_VISION_MIN_PIXELS": "0",
     "HELEXA_ENGINE_CHECKS": "maybe",
     "HELEXA_ENGINE_THREADS": "zero",
     "HELEXA_CPU_KV_SHARE": "150",

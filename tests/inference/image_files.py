@@ -52,6 +52,23 @@ def gif(width: int, height: int, *frames: tuple[int, int, int, int]) -> bytes:
     return head + remark + b"".join(images) + b"\x3b"
 
 
+def bmp(width: int, height: int) -> bytes:
+    """White; rows go downwards where ``height`` is negative."""
+    return _bmp(struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, *[0] * 6), width, height)
+
+
+def bmp_core(width: int, height: int) -> bytes:
+    """With the header of OS/2 1.x."""
+    return _bmp(struct.pack("<IHHHH", 12, width, height, 1, 24), width, height)
+
+
+def _bmp(header: bytes, width: int, height: int) -> bytes:
+    row = b"\xff" * (3 * width)
+    rows = (row + bytes(-len(row) % 4)) * abs(height)
+    start = 14 + len(header)
+    return struct.pack("<2sIHHI", b"BM", start + len(rows), 0, 0, start) + header + rows
+
+
 def webp(*chunks: tuple[bytes, bytes]) -> bytes:
     body = b"WEBP"
     for name, data in chunks:

@@ -20,6 +20,9 @@ FULL = RequestFailedError(Failure(code="context_length_exceeded", message="Too l
         ("Zed/0.210.1 (linux; x86_64)", "Zed"),
         ("Open WebUI (https://github.com/open-webui/open-webui)", "Open WebUI"),
         ("open-webui/0.6", "Open WebUI"),
+        ("agent-zero/0.9.7", "Agent Zero"),
+        ("Agent-Zero", "Agent Zero"),
+        ("agent-zero/1.2 litellm/1.80.0", "Agent Zero"),
         ("litellm/1.80.0", "LiteLLM"),
         (
             "ai-sdk/openai-compatible/2.0.62 ai-sdk/provider-utils/4.0.40 runtime/node.js/24",
@@ -35,7 +38,15 @@ def test_known_clients(agent: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     "agent",
-    ["", "OpenAI/Python 3.52.0", "Anthropic/JS 0.94.0", "curl/8.11", "organized/1", "chai/4"],
+    [
+        "",
+        "OpenAI/Python 3.52.0",
+        "Anthropic/JS 0.94.0",
+        "curl/8.11",
+        "organized/1",
+        "chai/4",
+        "agents/0",
+    ],
 )
 def test_unknown_clients(agent: str) -> None:
     assert advice_for(agent, FULL) is None

@@ -55,6 +55,18 @@ def test_the_operator_bounds_images() -> None:
         with_bounded_pixels(config_of(PROCESSOR), "cpu", {"HELEXA_VISION_MAX_PIXELS": "1000"})
 
 
+def test_the_operator_sets_the_least_pixels() -> None:
+    environment = {"HELEXA_VISION_MIN_PIXELS": "100352"}
+    for device in ("cpu", "cuda"):
+        vision = with_bounded_pixels(config_of(PROCESSOR), device, environment).vision
+        assert vision is not None and vision.min_pixels == 100_352
+        _, height, width = image_grid(64, 64, vision)
+        assert height * width * vision.patch_px**2 >= 100_352
+    crossed = environment | {"HELEXA_VISION_MAX_PIXELS": "65536"}
+    with pytest.raises(ValueError, match=r"HELEXA_VISION_MIN_PIXELS \(100352\) is above .* 65536"):
+        with_bounded_pixels(config_of(PROCESSOR), "cpu", crossed)
+
+
 def test_a_text_model_has_no_processor(tmp_path: Path) -> None:
     assert open_image_processor(tmp_path, replace(config_of(SMALL), vision=None)) == (None, "")
 
@@ -73,7 +85,13 @@ class TestFiles:
 
     @pytest.mark.parametrize(
         ("size", "file_format"),
-        [((200, 120), "PNG"), ((7, 300), "WEBP"), ((1000, 900), "PNG"), ((32, 32), "GIF")],
+        [
+            ((200, 120), "PNG"),
+            ((7, 300), "WEBP"),
+            ((1000, 900), "PNG"),
+            ((32, 32), "GIF"),
+            ((90, 70), "BMP"),
+        ],
         ids=str,
     )
     def test_as_transformers(
@@ -123,7 +141,7 @@ class TestFiles:
 
     def test_another_kind_of_file(self, pillow: Any, processor: QwenImageProcessor) -> None:
         with pytest.raises(InvalidImageError, match="cannot be decoded"):
-            processor.patches(encoded(picture(pillow, (192, 128)), "BMP"), (1, 8, 12))
+            processor.patches(encoded(picture(pillow, (192, 128)), "TIFF"), (1, 8, 12))
 
 
 def picture(pillow: Any, size: tuple[int, int]) -> Any:

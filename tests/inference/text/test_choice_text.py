@@ -54,8 +54,8 @@ def _run(choice: ChoiceText, text: str) -> list[Piece]:
         ),
         ("<think></think>", [ThoughtPart("", "<think>", "</think>")]),
         ("<think>\n\n</think>\n\n", [ThoughtPart("", "<think>", "</think>")]),
-        ("<think>for ever", [ThoughtPart("for ever", "<think>", None)]),
-        ("<think>", [ThoughtPart("", "<think>", None)]),
+        ("<think>for ever", [ThoughtPart("for ever", "<think>", None, "</think>")]),
+        ("<think>", [ThoughtPart("", "<think>", None, "</think>")]),
         ("a <think>b</think>", [TextPart("a <think>b</think>")]),
     ],
 )

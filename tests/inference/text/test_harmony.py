@@ -89,7 +89,7 @@ def test_only_templates_that_speak_so_have_channels(tokenizer: Tokenizer) -> Non
             [TextPart("I look.\n\nYes.")],
         ),
         (f"{THOUGHT}{THOUGHT}{FINAL}Yes.", [SEEN, SEEN, TextPart("Yes.")]),
-        ("<|channel|>analysis<|message|>Let", [ThoughtPart("Let", OPENS, None)]),
+        ("<|channel|>analysis<|message|>Let", [ThoughtPart("Let", OPENS, None, "<|end|>")]),
         (f"{THOUGHT}<|channel|>fin", [SEEN]),
         ("Yes.", [TextPart("Yes.")]),
         ("to be or not", [TextPart("to be or not")]),

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from inference.wire.image_header import ImageHeader, ImageHeaderError, read_header
 from tests.inference.image_files import (
+    bmp,
+    bmp_core,
     exif,
     gif,
     jpeg,
@@ -24,6 +26,7 @@ WHOLE = [
     png(30, 20),
     jpeg(300, 200, exif=exif(6)),
     gif(30, 20, (0, 0, 30, 20)),
+    bmp(30, 20),
     webp(webp_extended(300, 200), webp_lossy(300, 200)),
 ]
 
@@ -42,6 +45,9 @@ WHOLE = [
         (jpeg(300, 200, exif=b"II*\x00\xff\xff\xff\xff"), "image/jpeg", (300, 200)),
         (gif(30, 20, (0, 0, 30, 20)), "image/gif", (30, 20)),
         (gif(30, 20, (10, 5, 30, 20)), "image/gif", (40, 25)),
+        (bmp(30, 20), "image/bmp", (30, 20)),
+        (bmp(30, -20), "image/bmp", (30, 20)),
+        (bmp_core(30, 20), "image/bmp", (30, 20)),
         (webp(webp_lossy(300, 200)), "image/webp", (300, 200)),
         (webp(webp_lossless(300, 200)), "image/webp", (300, 200)),
         (
@@ -81,6 +87,8 @@ def test_frames_are_noticed(data: bytes) -> None:
         (b"\xff\xd8\xff\xd9", "does not tell its size"),
         (b"\xff\xd8\xff\xe0\x00\x04..junk", "damaged"),
         (gif(30, 20), "holds no image"),
+        (bmp(30, 20)[:20], "ends before"),
+        (bmp(0, 20), "no pixels"),
         (webp(), "does not tell its size"),
         (webp((b"VP8X", b"")), "ends before"),
     ],
