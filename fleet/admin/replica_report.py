@@ -48,6 +48,7 @@ def report_rows(replica: Replica) -> list[tuple[str, str]]:
         ("Sampling defaults", _defaults(report.get("generation_defaults") or {})),
         ("Structured output", report.get("grammar_problem") or ""),
         ("Chat template", report.get("template_problem") or ""),
+        ("Warnings", "; ".join(report.get("warnings") or [])),
         ("Tokenizer in", report.get("tokenizer_dir", "")),
     ]
     return [(name, str(value)) for name, value in rows if value]

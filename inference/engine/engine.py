@@ -208,10 +208,16 @@ class Engine:
             adapters=self._adapters.names,
             num_drafted_tokens=self._scheduler.num_drafted_tokens,
             num_accepted_drafts=self._scheduler.num_accepted_drafts,
+            warnings=self._warnings,
         )
 
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()
+
+    @property
+    def _warnings(self) -> list[str]:
+        disk = self._prefix_disk
+        return [disk.problem] if disk is not None and disk.problem else []
 
     @property
     def has_outputs(self) -> bool:

@@ -80,9 +80,16 @@ class PrefixDisk:
     def has_unwritten(self) -> bool:
         return bool(self._unwritten)
 
+    @property
+    def problem(self) -> str:
+        """Why it is switched off, in words; empty while the disk works."""
+        return self._files.problem
+
     def add(self, sequence: Sequence) -> None:
         """One that has been submitted, and whose tokens say all that its blocks hold."""
-        if sequence.num_prompt_tokens < LEAST_TOKENS or sequence.num_tokens_to_score:
+        if self.problem or sequence.num_prompt_tokens < LEAST_TOKENS:
+            return
+        if sequence.num_tokens_to_score:
             return
         sequence.awaits_prefix = True
         self._new.append(sequence)
@@ -91,7 +98,7 @@ class PrefixDisk:
     def forget(self, sequence: Sequence) -> None:
         """Forgets a sequence that has ended."""
         if self._computing.pop(sequence.sequence_id, None) is not None:
-            if sequence.has_prompt_in_blocks:
+            if sequence.has_prompt_in_blocks and not self.problem:
                 self._remember(sequence)
             self._new = [s for s in self._new if s is not sequence]
             self._readings = [r for r in self._readings if r.sequence is not sequence]
@@ -113,6 +120,9 @@ class PrefixDisk:
 
     def after_step(self) -> None:
         """Remember what prompts have filled, and copy some of it."""
+        if self.problem:
+            self._computing.clear()
+            self._unwritten.clear()
         if self._computing:
             self._look_for_computed()
         if self._unwritten:

@@ -4,11 +4,14 @@
     metadata   the name again, and the SHA-256 of what the tensors hold
 
 A file that is not what its name and its metadata say is deleted and counts as not there. The one
-that was used longest ago makes room. Knows no sequences and no blocks.
+that was used longest ago makes room. A disk that fails, is full or was remounted read-only switches
+all of it off: nothing is read or written any more, and ``problem`` says why. Knows no sequences and
+no blocks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -44,18 +47,24 @@ def root_of(fingerprint: str, salt: str) -> bytes:
 
 
 class PrefixFiles:
-    """``holds`` is for any thread; files are read and written by one thread of the owner's each."""
+    """``holds`` is for any thread; files are read and written by one thread of the owner's each.
+    No method raises ``OSError``."""
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:
         """Finds what earlier lives left there."""
+        self.problem = ""
+        """Why nothing is read or written any more, in words; empty while the disk works."""
         self._directory = directory
         self._budget_bytes = budget_bytes
         self._lock = threading.Lock()
         self._sizes: OrderedDict[str, int] = OrderedDict()
         """The least recently used first."""
-        directory.mkdir(parents=True, exist_ok=True)
-        self._find()
-        self._make_room()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._find()
+            self._make_room()
+        except OSError as error:
+            self._switch_off(error)
 
     @property
     def num_bytes(self) -> int:
@@ -68,34 +77,54 @@ class PrefixFiles:
     def read(self, names: Sequence[str]) -> list[Tensors]:
         """The first of them, as far as they are there and sound."""
         found: list[Tensors] = []
-        for name in names:
-            tensors = self._read(name)
-            if tensors is None:
-                break
-            found.append(tensors)
-        # A chain's tail goes before its head.
-        for name in reversed(names[: len(found)]):
-            self._touch(name)
+        try:
+            for name in names:
+                tensors = self._read(name)
+                if tensors is None:
+                    break
+                found.append(tensors)
+            # A chain's tail goes before its head.
+            for name in reversed(names[: len(found)]):
+                self._touch(name)
+        except OSError as error:
+            self._switch_off(error)
         return found
 
     def write(self, name: str, tensors: Tensors) -> None:
-        """Contiguous, on the CPU. What the disk refuses is logged, and not there."""
-        if self.holds(name):
-            self._touch(name)
+        """``tensors``: contiguous, on the CPU."""
+        if self.problem:
             return
-        data = save(dict(tensors), {"name": name, "sha256": _digest(tensors)})
-        path = self._path(name)
+        try:
+            if self.holds(name):
+                self._touch(name)
+                return
+            data = save(dict(tensors), {"name": name, "sha256": _digest(tensors)})
+            self._write(self._path(name), data)
+            with self._lock:
+                self._sizes[name] = len(data)
+            self._make_room()
+        except OSError as error:
+            self._switch_off(error)
+
+    def _write(self, path: Path, data: bytes) -> None:
+        """Raises ``OSError``; then neither file is there, where the disk lets them be deleted."""
         partial = path.with_suffix(".partial")
         try:
             partial.write_bytes(data)
             partial.rename(path)
-        except OSError as error:
-            log.warning("a prefix is not kept: %s", error)
-            partial.unlink(missing_ok=True)
-            return
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+
+    def _switch_off(self, error: OSError) -> None:
         with self._lock:
-            self._sizes[name] = len(data)
-        self._make_room()
+            if self.problem:
+                return
+            why = error.strerror or str(error)
+            self.problem = f"prefixes on disk are off until the model is loaded again: {why}"
+            self._sizes.clear()
+        log.warning("%s (%s)", self.problem, self._directory)
 
     def _read(self, name: str) -> Tensors | None:
         if not self.holds(name):
@@ -104,7 +133,7 @@ class PrefixFiles:
             with safetensors.safe_open(self._path(name), framework="pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (safetensors.SafetensorError, OSError) as error:
+        except (safetensors.SafetensorError, FileNotFoundError) as error:
             log.warning("the prefix %s cannot be read and is dropped: %s", name, error)
             self._drop(name)
             return None
@@ -130,7 +159,7 @@ class PrefixFiles:
                 self._sizes.move_to_end(name)
         try:
             os.utime(self._path(name))
-        except OSError:
+        except FileNotFoundError:
             self._drop(name)
 
     def _make_room(self) -> None:

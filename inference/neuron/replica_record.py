@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.errors import (
     IllegalTransitionError,
@@ -106,7 +108,7 @@ class ReplicaRecord:
         """``devices``: where it is going; ``kept_bytes``: what the neuron keeps for it there."""
         with self._lock:
             is_loading = self._status in (ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
-            report = self._text.report if self._text is not None else None
+            report = None if self._text is None else _with_warnings(self._text.report, self._stats)
             asleep = self._asleep if self._status is ReplicaStatus.ASLEEP else None
             return ReplicaState(
                 model=spec.model,
@@ -293,6 +295,13 @@ class ReplicaRecord:
         self._since_unix_s = time.time()
         if status is ReplicaStatus.FAILED:
             self._num_failed_loads += 1
+
+
+def _with_warnings(report: LoadReport, stats: EngineStats | None) -> LoadReport:
+    """The load's report with the warnings that came since."""
+    if stats is None or not stats.warnings:
+        return report
+    return msgspec.structs.replace(report, warnings=[*report.warnings, *stats.warnings])
 
 
 def _memory_bytes(report: LoadReport | None, kept_bytes: int | None) -> int | None:

@@ -186,6 +186,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     ``None`` where it is not measured."""
     adapters: list[str] = []
     """Names of those that are loaded."""
+    warnings: list[str] = []
+    """In words: what has been switched off or become slower since the load."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):

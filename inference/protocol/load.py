@@ -254,6 +254,9 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     template_problem: str | None = None
     """What is wrong with its chat template, as the neuron has found by trying it with a short
     conversation; ``None``: nothing."""
+    warnings: list[str] = []
+    """In words: what is off or slower than it could be on this host, and how to change that. What
+    comes while it serves (``EngineStats.warnings``) is added by the neuron."""
     vision: VisionInput | None = None
     """How it takes images; ``None``: it reads text only."""
     context_reason: str = ""

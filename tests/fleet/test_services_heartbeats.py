@@ -131,6 +131,13 @@ def test_a_replicas_page_tells_how_many_drafts_were_right(build) -> None:
     assert "Drafts that were right" not in dict(report_rows(Replica.objects.get()))
 
 
+def test_a_replicas_page_has_its_warnings(build) -> None:
+    report = build.report(warnings=["prefixes on disk are off", "no C compiler"])
+    record(build.heartbeat(replicas=[build.replica(report=report)]))
+    rows = dict(report_rows(Replica.objects.get()))
+    assert rows["Warnings"] == "prefixes on disk are off; no C compiler"
+
+
 def test_a_replica_that_the_catalogue_does_not_know_is_shown_all_the_same(build) -> None:
     record(build.heartbeat(replicas=[build.replica(model="stranger")]))
     assert Replica.objects.get(model_name="stranger").model is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 import shutil
 from pathlib import Path
@@ -13,8 +12,6 @@ from inference.engine.prefix_files import PrefixFiles
 from inference.loading.loader import OpenedModel
 from inference.models.registry import AnyModel
 from inference.protocol.load import LoadSpec
-
-log = logging.getLogger(__name__)
 
 LAYOUT = 1
 """The version of how blocks are laid out: raised when the same numbers come to lie elsewhere."""
@@ -27,11 +24,7 @@ def open_prefix_files(spec: LoadSpec, data_dir: Path) -> PrefixFiles | None:
     if spec.prefix_disk_bytes is None:
         shutil.rmtree(directory, ignore_errors=True)
         return None
-    try:
-        return PrefixFiles(directory, spec.prefix_disk_bytes)
-    except OSError as error:
-        log.warning("no prefixes are kept on disk: %s", error)
-        return None
+    return PrefixFiles(directory, spec.prefix_disk_bytes)
 
 
 def prefix_fingerprint(opened: OpenedModel, model: AnyModel, execution: str) -> str:

@@ -3,6 +3,8 @@ is computed."""
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -145,6 +147,44 @@ def test_what_is_damaged_is_dropped_and_computed(
     assert answer(engine, prompt) == (wanted, 0)
     assert answer(make(), prompt)[0] == wanted
     assert files(tmp_path) == before, "they are written again"
+
+
+def remount_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a disk does after an error: files can be read, and nothing written or deleted."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for name in ("write_bytes", "rename", "unlink", "mkdir"):
+        monkeypatch.setattr(Path, name, refuse)
+    monkeypatch.setattr(os, "utime", refuse)
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["while it writes", "while it reads"])
+def test_a_disk_that_becomes_read_only_is_switched_off_and_answers_go_on(
+    llama: Pair, make: MakeEngine, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    first, second = prompt_of(llama, seed=1), prompt_of(llama, seed=2)
+    if is_known:
+        answer(make(), first)
+    engine = make()
+    assert engine.stats().warnings == []
+    remount_read_only(monkeypatch)
+    assert answer(engine, first)[0] == llama.greedy(first, 4)
+    (warning,) = engine.stats().warnings
+    assert "Read-only file system" in warning
+    assert answer(engine, second) == (llama.greedy(second, 4), 0)
+    assert not engine.has_work
+
+
+def test_a_disk_that_is_read_only_from_the_start_is_switched_off(
+    llama: Pair, make: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = prompt_of(llama)
+    remount_read_only(monkeypatch)
+    engine = make()
+    assert answer(engine, prompt) == (llama.greedy(prompt, 4), 0)
+    assert len(engine.stats().warnings) == 1
 
 
 def test_the_budget_holds_and_the_oldest_go(llama: Pair, make: MakeEngine, tmp_path: Path) -> None:
