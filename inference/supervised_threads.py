@@ -20,10 +20,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from inference.backoff import Backoff
+
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-"""Before the target is called again; doubled with each failure in a row."""
+BACKOFF = Backoff(first_s=0.1, max_s=5.0)
+"""Before the target is called again."""
 SOUND_AFTER_S = 60.0
 """A target that ran so long begins its pauses anew, and a failure so long ago is no problem."""
 MAX_FAILURE_CHARACTERS = 200
@@ -61,7 +63,7 @@ class FailureRecord:
         self._num_failures = 1 if ran_s > SOUND_AFTER_S else self._num_failures + 1
         self._failure = f"{type(error).__name__}: {error}"[:MAX_FAILURE_CHARACTERS]
         log.critical("the %s broke", self.what, exc_info=error)
-        return float(min(FIRST_PAUSE_S * 2 ** min(self._num_failures - 1, 10), LONGEST_PAUSE_S))
+        return BACKOFF.wait_s(self._num_failures)
 
     @property
     def problem(self) -> str | None:

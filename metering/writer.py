@@ -22,6 +22,7 @@ from queue import Empty, SimpleQueue
 
 from django.db import Error
 
+from inference.backoff import Backoff
 from inference.supervised_threads import SupervisedThread
 from metering import store
 from metering.book import output_tokens_granted
@@ -39,7 +40,8 @@ RESERVE_TIMEOUT_S = 3.0
 the database stands still."""
 NARROW_DELAY_S = 1.0
 """How long a ``Narrow`` waits at most for something that it can be written with."""
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 2.0
+BACKOFF = Backoff(first_s=0.05, max_s=2.0)
+"""After a write that failed."""
 
 
 class LedgerWriter:
@@ -184,7 +186,7 @@ class LedgerWriter:
     # What follows runs in the thread.
 
     def _run(self) -> None:
-        backoff_s = FIRST_BACKOFF_S
+        num_failures = 0
         while not self._is_stopping:
             self._await_work()
             try:
@@ -192,10 +194,10 @@ class LedgerWriter:
             except Error as error:
                 self._take_all()
                 self._pending.recover(error)
-                time.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+                num_failures += 1
+                time.sleep(BACKOFF.wait_s(num_failures))
             else:
-                backoff_s = FIRST_BACKOFF_S
+                num_failures = 0
         self._pending.close()
 
     def _await_work(self) -> None:

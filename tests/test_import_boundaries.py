@@ -63,6 +63,7 @@ BOUNDARIES = (
     Boundary("inference/protocol", (*DJANGO, "torch", "transformers", "celery", "redis")),
     Boundary("inference/logs", OUTSIDE),
     Boundary("inference/settings", OUTSIDE),
+    Boundary("inference/backoff.py", OUTSIDE),
     Boundary("inference/environment.py", OUTSIDE),
     Boundary("inference/recent_results.py", OUTSIDE),
     Boundary("inference/neuron", (*DJANGO, "torch", "inference.models", "inference.gateway")),

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from fleet.catalogue import CatalogueEntry
 from fleet.measurements import DeviceKind
 from fleet.snapshot import ReplicaView
+from inference.backoff import Backoff
 from inference.protocol.heartbeat import ReplicaStatus
 
 FAILED_LOAD_BACKOFF_S = 30.0
 """A load that failed on a neuron is not tried there again for this long; after each further failure
 in a row for twice as long."""
-MAX_BACKOFF_S = 600.0
+BACKOFF = Backoff(first_s=FAILED_LOAD_BACKOFF_S, max_s=600.0)
 UNFIT_BACKOFF_S = 5.0
 """The same for the first load that did not fit and said what it needs: by then that is recorded,
 and the next one goes where so much is free, or makes room."""
@@ -72,11 +73,10 @@ def retry_in_s(failed: ReplicaView, *, is_unfit: bool = False) -> float:
     """How long until the load may be tried on that neuron again."""
     if failed.failure is not None and failed.failure.code == LOST_ITS_ROOM:
         return 0.0
-    num_before = max(0, failed.num_failed_loads - 1)
-    if is_unfit and num_before == 0:
+    num_failures = max(1, failed.num_failed_loads)
+    if is_unfit and num_failures == 1:
         return max(0.0, UNFIT_BACKOFF_S - failed.status_age_s)
-    backoff_s = min(MAX_BACKOFF_S, FAILED_LOAD_BACKOFF_S * 2.0 ** min(num_before, 10))
-    return max(0.0, backoff_s - failed.status_age_s)
+    return max(0.0, BACKOFF.wait_s(num_failures) - failed.status_age_s)
 
 
 def _is_placed_by_its_need(entry: CatalogueEntry, failed: ReplicaView) -> bool:

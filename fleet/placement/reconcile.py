@@ -31,12 +31,12 @@ from fleet.placement.surplus import surplus_leaves, unknown_leaves
 from fleet.placement.turns import turn_given, turns_kept
 from fleet.snapshot import FleetSnapshot, ReplicaView
 from fleet.turns import Turn
+from inference.backoff import Backoff
 from inference.protocol.heartbeat import ReplicaStatus
 
 MAX_LOADS_A_TICK = 8
-BACKOFF_FIRST_S = 10.0
-BACKOFF_MAX_S = 600.0
-"""After failures of an assigned model in a row: the first wait doubles up to this."""
+BACKOFF = Backoff(first_s=10.0, max_s=600.0)
+"""After failures of an assigned model in a row."""
 QUEUE_LONG_S = 10.0
 """A queue that has been long for this long calls for another replica."""
 LONG_QUEUE = 4
@@ -233,7 +233,7 @@ class _Tick:
         num_failures = self._jobs.num_failures.get(model, 0)
         if num_failures == 0:
             return True
-        wait_s = min(BACKOFF_FIRST_S * 2.0 ** min(num_failures - 1, 10), BACKOFF_MAX_S)
+        wait_s = BACKOFF.wait_s(num_failures)
         return self._jobs.failed_age_s.get(model, wait_s) >= wait_s
 
     def _may_sleep(self, replica: ReplicaView) -> bool:

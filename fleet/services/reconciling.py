@@ -19,7 +19,7 @@ from fleet.models import LoadJob
 from fleet.placement import Load
 from fleet.placement.failures import LOST_ITS_ROOM
 from fleet.placement.plan import Action, Jobs, Plan, Sleep, Unload
-from fleet.placement.reconcile import BACKOFF_MAX_S, reconcile
+from fleet.placement.reconcile import BACKOFF, reconcile
 from fleet.services.load_jobs import unload_job_start
 from fleet.services.neurons import models_to_restore, neuron_models_restored
 from fleet.services.placed_loads import placed_load_start
@@ -30,7 +30,7 @@ from metering.actor import CONTROL
 
 logger = logging.getLogger(__name__)
 
-FAILURES_SINCE = timedelta(seconds=2 * BACKOFF_MAX_S)
+FAILURES_SINCE = timedelta(seconds=2 * BACKOFF.max_s)
 """Older failures put off nothing."""
 
 

@@ -22,10 +22,11 @@ from typing import IO
 from helexa_site.bootstrap.console import relay, say
 from helexa_site.bootstrap.guardian import Guardian, kill_group
 from helexa_site.bootstrap.log_file import LogFile
+from inference.backoff import Backoff
 from inference.supervised_threads import SupervisedThread
 
-FIRST_BACKOFF_S = 0.5
-MAX_BACKOFF_S = 30.0
+BACKOFF = Backoff(first_s=0.5, max_s=30.0)
+"""Before a process that ended is started again."""
 STABLE_AFTER_S = 60.0
 """A process that lived this long starts its back-off anew."""
 PUMP_DRAIN_TIMEOUT_S = 1.0
@@ -43,11 +44,6 @@ class ChildSpec:
     """How long after SIGTERM comes SIGKILL."""
     shown: re.Pattern[str] | None = None
     """Lines of its output that the console shows as well; ``None``: none."""
-
-
-def backoff_s(num_failures: int) -> float:
-    """How long to wait after the ``num_failures``-th failure in a row (≥ 1)."""
-    return float(min(FIRST_BACKOFF_S * 2 ** (num_failures - 1), MAX_BACKOFF_S))
 
 
 def ending_in_words(return_code: int) -> str:
@@ -109,7 +105,7 @@ class Child:
                 return
             lived_s = time.monotonic() - started_s
             self.num_failures = 1 if lived_s > STABLE_AFTER_S else self.num_failures + 1
-            delay_s = backoff_s(self.num_failures)
+            delay_s = BACKOFF.wait_s(self.num_failures)
             say(
                 self.spec.name,
                 f"ended ({ending}); restarting in {delay_s:g} s; its log: {self._log.path}"

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import redis
 
 from inference.gateway.doorbell import ring_message
+from inference.gateway.redis_failure import REDIS_BACKOFF, redis_unavailable
 from inference.gateway.redis_link import RedisLink
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
@@ -36,8 +37,6 @@ BYTES_A_PUSH = 8 * 1024 * 1024
 """The most of one script call, where no frame alone is larger."""
 MAX_INBOX_FRAMES = 20_000
 """That a neuron has not taken. A neuron that takes none could fill Redis by what it is sent."""
-FIRST_BACKOFF_S = 0.1
-MAX_BACKOFF_S = 1.0
 LOG_INTERVAL_S = 10.0
 
 PUSH_SCRIPT = """
@@ -60,10 +59,6 @@ is lost costs at most a second: the heartbeat drains the inbox too."""
 class _Outgoing:
     frame: bytes
     delivered: asyncio.Future[None]
-
-
-def redis_unavailable() -> ServiceUnavailableError:
-    return ServiceUnavailableError("redis_unavailable", "Redis does not answer; try again shortly.")
 
 
 class Dispatcher:
@@ -130,7 +125,7 @@ class Dispatcher:
     async def _send(self, neuron: str, batch: list[_Outgoing]) -> None:
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._stall_limit_s
-        backoff_s = FIRST_BACKOFF_S
+        num_failures = 0
         while True:
             try:
                 await self._push(neuron, batch)
@@ -138,8 +133,8 @@ class Dispatcher:
                 if loop.time() >= give_up_s:
                     self._fail(neuron, batch, error)
                     return
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+                num_failures += 1
+                await asyncio.sleep(REDIS_BACKOFF.wait_s(num_failures))
             except Exception as error:  # noqa: BLE001 -- it takes nothing, or sending broke
                 self._fail(neuron, batch, error)
                 return

@@ -25,6 +25,7 @@ import redis
 
 from inference.gateway.answer_check import AnswerFaultError
 from inference.gateway.outage import RedisOutage
+from inference.gateway.redis_failure import REDIS_BACKOFF
 from inference.gateway.redis_link import RedisLink, ReplyTooLargeError
 from inference.gateway.streams import RequestStream, RequestStreams, events_lost
 from inference.logs.throttled import ThrottledLog
@@ -41,8 +42,6 @@ EVENTS_A_TURN = 1024
 BYTES_A_TURN = 256 * 1024
 """Then consumers get to take theirs, and other tasks to run: after a pause there may be more than a
 stream may hold."""
-FIRST_BACKOFF_S = 0.1
-MAX_BACKOFF_S = 1.0
 LOG_INTERVAL_S = 10.0
 
 NEXT_ENTRY_ID_SCRIPT = """
@@ -90,11 +89,11 @@ class EventReader:
 
     async def run(self) -> None:
         """Reads until cancelled."""
-        backoff_s = FIRST_BACKOFF_S
+        num_failures = 0
         while True:
             try:
                 await self._read_and_deliver()
-                backoff_s = FIRST_BACKOFF_S
+                num_failures = 0
                 continue
             except (redis.RedisError, OSError) as error:
                 if str(error).startswith("WRONGTYPE"):
@@ -104,8 +103,8 @@ class EventReader:
             except Exception:
                 logger.exception("reading the events of %s failed", self.neuron)
                 self._fail_its_requests()
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+            num_failures += 1
+            await asyncio.sleep(REDIS_BACKOFF.wait_s(num_failures))
 
     def stream_is_gone(self) -> None:
         """The stream does not exist any more, nor what was in it: the neuron's open requests fail,

@@ -19,9 +19,9 @@ import redis
 import redis.asyncio
 
 from inference.gateway.background_loops import BackgroundLoops
-from inference.gateway.dispatch import redis_unavailable
 from inference.gateway.event_reader import EventReader, OnFault
 from inference.gateway.outage import RedisOutage
+from inference.gateway.redis_failure import redis_unavailable
 from inference.gateway.redis_link import RedisLink
 from inference.gateway.shared_work import SharedWork
 from inference.gateway.streams import RequestStreams

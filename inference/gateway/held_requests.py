@@ -19,8 +19,9 @@ import redis
 import redis.asyncio
 
 from fleet.neuron_reads import NeuronValueError, fields_read, run_reads_async
-from inference.gateway.dispatch import Dispatcher, redis_unavailable
+from inference.gateway.dispatch import Dispatcher
 from inference.gateway.event_readers import EventReaders
+from inference.gateway.redis_failure import redis_unavailable
 from inference.gateway.streams import RequestStream, RequestStreams, request_lost
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys

@@ -21,9 +21,9 @@ import redis
 import redis.asyncio
 
 from helexa_site.config import Config
-from inference.gateway.dispatch import redis_unavailable
 from inference.gateway.image_fetch import ImageFetchError, fetch_image
 from inference.gateway.large_bodies import parse_aside
+from inference.gateway.redis_failure import REDIS_BACKOFF, redis_unavailable
 from inference.protocol.generation import ChatInput, ChatMessage, Request
 from inference.protocol.images import ImageRef
 from inference.protocol.keys import images_key
@@ -35,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 FETCHING_AT_ONCE = 8
-FIRST_BACKOFF_S = 0.1
-MAX_BACKOFF_S = 1.0
 KEPT_AFTER_DEADLINE_S = 60.0
 
 
@@ -161,7 +159,7 @@ class ImageSender:
         ``ServiceUnavailableError`` when Redis did not take them within the stall's limit."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._stall_limit_s
-        backoff_s = FIRST_BACKOFF_S
+        num_failures = 0
         key = images_key(neuron, request_id)
         while True:
             try:
@@ -174,8 +172,8 @@ class ImageSender:
                 if loop.time() >= give_up_s:
                     logger.warning("images cannot be put beside the inbox: %s", error)
                     raise redis_unavailable() from error
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+                num_failures += 1
+                await asyncio.sleep(REDIS_BACKOFF.wait_s(num_failures))
             except redis.RedisError as error:  # it answers, and takes nothing
                 logger.warning("Redis takes no images: %s", error)
                 raise redis_unavailable() from error

@@ -4,8 +4,8 @@ when it has ended. What they refuse becomes what a client is told."""
 from __future__ import annotations
 
 from inference.gateway.call import Call, RequestOutcome, TokenCharge
-from inference.gateway.dispatch import redis_unavailable
 from inference.gateway.prompt_ratios import PromptRatios
+from inference.gateway.redis_failure import redis_unavailable
 from inference.gateway.token_bounds import TokenBounds
 from inference.wire import anthropic_errors
 from inference.wire.dialect import ErrorDialect

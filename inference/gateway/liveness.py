@@ -23,8 +23,8 @@ from fleet.errors import SnapshotUnavailableError
 from fleet.live import read_snapshot
 from fleet.neuron_reads import NeuronValueError, hash_read, run_reads_async
 from fleet.snapshot import FleetSnapshot, NeuronView
-from inference.gateway.dispatch import redis_unavailable
 from inference.gateway.event_readers import EventReaders
+from inference.gateway.redis_failure import redis_unavailable
 from inference.gateway.shared_work import SharedWork
 from inference.gateway.streams import RequestStreams, neuron_lost
 from inference.protocol import keys

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 
 import redis
 
+from inference.backoff import Backoff
 from inference.neuron.event_parts import batches_within
 from inference.neuron.live_request import AddressedEvent
 from inference.neuron.outbox import MAX_KEPT_BYTES, Batch, Outboxes
@@ -44,8 +45,7 @@ DEAD_STREAM_EXPIRY_S = 60
 """How long the stream of a gateway that stopped answering is kept."""
 BEHIND_AFTER_S = 0.5
 """A batch that is on its way for longer makes its gateway one that is behind."""
-FIRST_PAUSE_S = 0.05
-MAX_PAUSE_S = 0.5
+RESEND_BACKOFF = Backoff(first_s=0.05, max_s=0.5)
 OVERHEAD_BYTES = 4096
 """Of an entry, beside its events: more than its epoch and number take."""
 
@@ -131,7 +131,9 @@ class EventPublisher:
         while self._is_crowded() and (left_s := give_up_s - time.monotonic()) > 0:
             self._send()
             with self._sent_some:
-                self._sent_some.wait_for(lambda: not self._is_crowded(), min(left_s, MAX_PAUSE_S))
+                self._sent_some.wait_for(
+                    lambda: not self._is_crowded(), min(left_s, RESEND_BACKOFF.max_s)
+                )
 
     def _is_crowded(self) -> bool:
         return self._outboxes.num_bytes > self._max_waiting_bytes
@@ -229,11 +231,11 @@ class EventPublisher:
             self._resender.start()
 
     def _resend(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        num_tries = 0
         is_done = False
         while not is_done:
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            num_tries += 1
+            time.sleep(RESEND_BACKOFF.wait_s(num_tries))
             try:
                 is_done = self._resend_once()
             except Exception:

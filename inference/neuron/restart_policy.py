@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inference.backoff import Backoff
+
+RESTART_BACKOFF = Backoff(first_s=0.5, max_s=30.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
@@ -11,8 +15,7 @@ class RestartPolicy:
     """An engine that served this long had recovered: failures before it no longer count."""
     max_quick_failures: int = 5
     """In a row; the next one fails the replica."""
-    first_delay_s: float = 0.5
-    max_delay_s: float = 30.0
+    backoff: Backoff = RESTART_BACKOFF
 
     def delay_s(self, num_quick_failures: int) -> float | None:
         """Seconds to wait before the next start: none after the first failure, then doubling;
@@ -21,4 +24,4 @@ class RestartPolicy:
             return None
         if num_quick_failures <= 1:
             return 0.0
-        return min(self.first_delay_s * 2.0 ** (num_quick_failures - 2), self.max_delay_s)
+        return self.backoff.wait_s(num_quick_failures - 1)

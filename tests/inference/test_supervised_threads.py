@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLMatcher
 
 from inference.supervised_threads import (
-    LONGEST_PAUSE_S,
+    BACKOFF,
     SOUND_AFTER_S,
     BrokenJobError,
     SupervisedPool,
@@ -67,7 +67,7 @@ def test_pauses_grow_to_a_bound_and_begin_anew() -> None:
     thread.start()
     thread.join(60)
     assert pauses[:3] == [0.1, 0.2, 0.4]
-    assert pauses[7] == LONGEST_PAUSE_S
+    assert pauses[7] == BACKOFF.max_s
     assert pauses[8:] == [0.1, 0.2]
 
 

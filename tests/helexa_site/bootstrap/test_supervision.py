@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from helexa_site.bootstrap import child
-from helexa_site.bootstrap.child import MAX_BACKOFF_S, ChildSpec, backoff_s, ending_in_words
+from helexa_site.bootstrap.child import BACKOFF, ChildSpec, ending_in_words
 from helexa_site.bootstrap.guardian import Guardian, guard
 from helexa_site.bootstrap.log_file import LogFile
 from helexa_site.bootstrap.supervisor import StoppingError, Supervisor
@@ -151,8 +151,8 @@ def test_a_line_that_breaks_the_log_does_not_stop_its_child(
 
 
 def test_backoff_doubles_up_to_its_limit() -> None:
-    assert [backoff_s(failures) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
-    assert backoff_s(100) == MAX_BACKOFF_S
+    assert [BACKOFF.wait_s(failures) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
+    assert BACKOFF.wait_s(100) == BACKOFF.max_s
 
 
 def test_endings() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from inference.gateway.dispatch import redis_unavailable
 from inference.gateway.placing import Placer
+from inference.gateway.redis_failure import redis_unavailable
 from inference.gateway.streams import RequestStream, RequestStreams
 from inference.gateway.tally import Tally
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus

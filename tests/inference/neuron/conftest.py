@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 
+from inference.backoff import Backoff
 from inference.neuron.discovery import Discovery
 from inference.neuron.redis_client import connect
 from inference.neuron.restart_policy import RestartPolicy
@@ -215,7 +216,9 @@ def make_service(
             "client": connect(redis_url),
             "engine_command": engine_command,
             "discovery": Discovery.run(),
-            "restart_policy": RestartPolicy(first_delay_s=0.01, max_quick_failures=2),
+            "restart_policy": RestartPolicy(
+                backoff=Backoff(first_s=0.01, max_s=30.0), max_quick_failures=2
+            ),
         }
         service = NeuronService(**(options | changes))
         services.append(service)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
+from inference.backoff import Backoff
 from inference.engine.ranks.smoke import save_model
 from inference.neuron.restart_policy import RestartPolicy
 from inference.neuron.service import NeuronService
@@ -78,7 +79,9 @@ def test_whichever_rank_is_lost_the_model_comes_back(
     monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path / "data"))
     service = make_service(
         silence_limit_s=SILENCE_LIMIT_S,
-        restart_policy=RestartPolicy(first_delay_s=0.01, max_quick_failures=9),
+        restart_policy=RestartPolicy(
+            backoff=Backoff(first_s=0.01, max_s=30.0), max_quick_failures=9
+        ),
     )
     service.load_model(
         LoadSpec(

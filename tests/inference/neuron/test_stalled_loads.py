@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from inference.backoff import Backoff
 from inference.neuron import fetcher as fetching
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.fetcher import Fetcher
@@ -138,7 +139,7 @@ def test_a_restart_that_is_refused_is_tried_again(
     make_service: MakeService, fake_spec: Any, gateway: Any, wait_until: WaitUntil
 ) -> None:
     """It used to break the replica's thread: its memory had been given back."""
-    patient = RestartPolicy(first_delay_s=0.01, max_delay_s=0.1, max_quick_failures=10_000)
+    patient = RestartPolicy(backoff=Backoff(first_s=0.01, max_s=0.1), max_quick_failures=10_000)
     service = make_service(restart_policy=patient)
     service.load_model(fake_spec(takes_gb=1))
     gateway.wait_status("ready")
