@@ -23,7 +23,7 @@ from fleet.placement.expected import with_load, with_turns, with_unload
 from fleet.placement.failures import failed_loads
 from fleet.placement.place import load_decision
 from fleet.placement.plan import Action, Jobs, Observed, Plan, Sleep, Unload, Waiting
-from fleet.placement.residents import HELD, ground_of, idle_age_s
+from fleet.placement.residents import HELD, REPLACEABLE, ground_of, idle_age_s
 from fleet.placement.room import find_room
 from fleet.placement.sleeping import asleep_of, has_just_refused, may_sleep
 from fleet.placement.spots import Spot
@@ -42,8 +42,6 @@ QUEUE_LONG_S = 10.0
 LONG_QUEUE = 4
 """Requests that wait at each of a model's replicas."""
 NOBODY_WAITS = Waiting(num_requests=0, oldest_s=0.0)
-GIVES_WAY = (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP)
-"""Replicas that do not keep their model from being loaded there, or woken."""
 MOVE_IDLE_S = 2.0
 """A replica that nobody must have leaves a draining neuron when it is idle for so long."""
 
@@ -124,7 +122,7 @@ class _Tick:
         if held is not None:
             ready = [one for one in replicas if one.status is ReplicaStatus.READY]
             is_alone = len(ready) <= assignment_of(entry).max_replicas
-            return held.status in GIVES_WAY or (held.status is ReplicaStatus.READY and is_alone)
+            return held.status in REPLACEABLE or (held.status is ReplicaStatus.READY and is_alone)
         if neuron_name in self._pending[model] or not self._may_begin(model):
             return False
         ground = ground_of(self._snapshot, self._catalogue).only(neuron_name)
@@ -212,7 +210,7 @@ class _Tick:
         failed = failed_loads(entry, replicas)
         if failed.everywhere is not None:
             return
-        excluded = {r.neuron for r in replicas if r.status not in GIVES_WAY}
+        excluded = {r.neuron for r in replicas if r.status not in REPLACEABLE}
         excluded |= failed.neurons | self._pending[entry.name]
         ground = ground_of(self._snapshot, self._catalogue)
         asleep = asleep_of(entry, replicas)

@@ -34,6 +34,8 @@ UNKNOWN_MODEL_PRIORITY = -1
 """The priority of a model that the catalogue does not offer (any more): nobody can ask for it."""
 
 HELD = (ReplicaStatus.READY, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
+REPLACEABLE = (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP)
+"""Replicas that do not keep their model from being loaded or woken on that neuron."""
 RESTING = (ReplicaStatus.READY, ReplicaStatus.ASLEEP)
 """Replicas in these states may be idle."""
 

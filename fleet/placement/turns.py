@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from fleet.placement.decisions import Catalogue
 from fleet.placement.failures import failed_loads
 from fleet.placement.plan import Unload, Waiting
-from fleet.placement.residents import HELD, ground_of
+from fleet.placement.residents import HELD, REPLACEABLE, ground_of
 from fleet.placement.room import Room, find_room
 from fleet.placement.sleeping import asleep_of
 from fleet.placement.spots import Spot
@@ -23,8 +23,6 @@ from fleet.snapshot import FleetSnapshot
 from fleet.turns import Turn
 from inference.protocol.heartbeat import ReplicaStatus
 
-GIVES_WAY = (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP)
-"""A model whose replica is in one of these states waits for its turn as one without a replica."""
 MAX_PROMISE_S = 180.0
 """How long room stays promised. Drains end within two minutes."""
 
@@ -51,7 +49,7 @@ def turn_given(
     if entry is None or any(turn.model == model for turn in snapshot.turns):
         return None
     replicas = snapshot.replicas_of(model)
-    if any(replica.status not in GIVES_WAY for replica in replicas):
+    if any(replica.status not in REPLACEABLE for replica in replicas):
         return None
     failed = failed_loads(entry, replicas)
     if failed.everywhere is not None:

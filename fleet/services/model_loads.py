@@ -19,16 +19,14 @@ from fleet.outdated import outdated_neurons
 from fleet.placement import Load, Reject, Route, Wait, place
 from fleet.placement.needs import Needs
 from fleet.placement.place_on import place_on
+from fleet.placement.residents import REPLACEABLE
 from fleet.services.load_jobs import load_job_start
 from fleet.services.placed_loads import placed_load_start
 from fleet.services.presence import reporting_neuron
 from fleet.services.reloads import reload_job_start
 from fleet.snapshot import FleetSnapshot, NeuronView
-from inference.protocol.heartbeat import ReplicaStatus, device_name
+from inference.protocol.heartbeat import device_name
 from metering.actor import Actor
-
-GIVES_WAY = (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP)
-"""What holds it so is loaded or woken by what placement says."""
 
 
 def model_load_start(
@@ -86,7 +84,7 @@ def _load_on(
     _check_pinned_on(entry, neuron_name)
     _check_device_sizes(entry, neuron, devices)
     held = neuron.replica_of(entry.name)
-    if devices or (held is not None and held.status not in GIVES_WAY):
+    if devices or (held is not None and held.status not in REPLACEABLE):
         return load_job_start(
             actor=actor, model_name=entry.name, neuron_name=neuron_name, devices=devices
         )
