@@ -24,10 +24,10 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from inference.gateway.call import CANCELLED, FINISHED
+
 logger = logging.getLogger(__name__)
 
-FINISHED = "finished"
-CANCELLED = "cancelled"
 OTHER = "other"
 """Stands for all further names once there are too many."""
 MAX_NAMES = 2000
