@@ -7,8 +7,8 @@ A report is settled within its receipt, and only for a gateway that is gone: one
 its own requests. A report is deleted from its stream when its entry is committed, and not before,
 so the next control reads it again. Entries are unique by request id: nothing is charged twice.
 
-One neuron's reports stop no other's: a stream that is too large, of another type, or full of what
-cannot be settled is that neuron's problem alone.
+One neuron's reports stop no other's: neurons take turns, batch by batch, and a stream that is too
+large, of another type, or full of what cannot be settled is that neuron's problem alone.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from inference.protocol.keys import (
     NEURON_NAME,
     NEURON_WISHES,
     NEURONS,
+    USAGE_STREAM_MAX_ENTRIES,
     gateway_alive_key,
     usage_key,
 )
@@ -47,6 +48,8 @@ from metering.set_aside import UnfitReport, reports_set_aside
 logger = logging.getLogger(__name__)
 
 REPORTS_PER_BATCH = 200
+MAX_BATCHES = USAGE_STREAM_MAX_ENTRIES // REPORTS_PER_BATCH
+"""Of one neuron in one call: one that writes faster than its reports are settled ends no call."""
 MAX_STREAM_BYTES = 32 * 1024 * 1024
 """A stream of the most entries that a neuron keeps takes about a third of that."""
 
@@ -79,10 +82,17 @@ def usage_reports_settle(
     """Settles the reports of every neuron; returns how many. Requests of before ``oldest_unix_s``
     may have been forgotten by the ledger, so their reports could be charged twice. Raises what
     Redis and the database raise when they are away: then the rest is still there."""
-    return sum(
-        _settle_stream(client, receipts, neuron, now_unix_s, oldest_unix_s, using)
-        for neuron in neuron_names(client)
-    )
+    num_settled, waiting = 0, neuron_names(client)
+    for _ in range(MAX_BATCHES):
+        counts = {
+            neuron: _settle_batch(client, receipts, neuron, now_unix_s, oldest_unix_s, using)
+            for neuron in waiting
+        }
+        waiting = [neuron for neuron, count in counts.items() if count is not None]
+        num_settled += sum(count or 0 for count in counts.values())
+        if not waiting:
+            break
+    return num_settled
 
 
 def neuron_names(client: redis.Redis) -> list[str]:
@@ -93,25 +103,26 @@ def neuron_names(client: redis.Redis) -> list[str]:
     return sorted(name for name in names if NEURON_NAME.fullmatch(name))
 
 
-def _settle_stream(
+def _settle_batch(
     client: redis.Redis,
     receipts: Receipts,
     neuron: str,
     now_unix_s: float,
     oldest_unix_s: float,
     using: str,
-) -> int:
-    key, num_settled = usage_key(neuron), 0
-    while entries := _entries(client, key, neuron, using):
-        judged = [_judged(fields, receipts, neuron, oldest_unix_s) for _, fields in entries]
-        unfit = [each for each in judged if isinstance(each, UnfitReport)]
-        reports_set_aside(neuron, unfit, using)
-        fitting = [each for each in judged if isinstance(each, Fitting)]
-        settled = _of_gone_gateways(client, fitting)
-        _settle(settled, neuron, now_unix_s, using)
-        client.xdel(key, *(entry_id for entry_id, _ in entries))
-        num_settled += len(settled)
-    return num_settled
+) -> int | None:
+    """How many were settled; ``None``: its stream is empty."""
+    key = usage_key(neuron)
+    entries = _entries(client, key, neuron, using)
+    if not entries:
+        return None
+    judged = [_judged(fields, receipts, neuron, oldest_unix_s) for _, fields in entries]
+    unfit = [each for each in judged if isinstance(each, UnfitReport)]
+    reports_set_aside(neuron, unfit, using)
+    settled = _of_gone_gateways(client, [each for each in judged if isinstance(each, Fitting)])
+    _settle(settled, neuron, now_unix_s, using)
+    client.xdel(key, *(entry_id for entry_id, _ in entries))
+    return len(settled)
 
 
 def _entries(client: redis.Redis, key: str, neuron: str, using: str) -> StreamEntries:

@@ -248,6 +248,20 @@ def test_many_reports(redis_db: redis.Redis) -> None:
     assert UsageHour.objects.get().requests == 450
 
 
+def test_one_that_writes_without_end_holds_up_no_other(
+    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stream was read until it was empty, before the next neuron's, and the sweep after it."""
+    id = hold()
+    monkeypatch.setattr(usage_reports, "REPORTS_PER_BATCH", 1)
+    monkeypatch.setattr(usage_reports, "MAX_BATCHES", 20, raising=False)
+    publish(redis_db, *[report(sealed=b"") for _ in range(50)], neuron="a-flood")
+    publish(redis_db, report())
+    assert settle_all(redis_db) == 1
+    assert amounts(id) == (70, 0)
+    assert redis_db.xlen(usage_key("a-flood")) == 30
+
+
 def test_a_report_of_long_ago_is_not_settled_again(redis_db: redis.Redis) -> None:
     """Once the ledger had forgotten its entry, the same report charged the request anew."""
     hold()
