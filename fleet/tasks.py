@@ -42,7 +42,7 @@ def record_heartbeats() -> None:
         if downloading:
             services.downloads_record(reports=cache_reports)
             services.downloads_expire()
-        services.oversized_neurons_cut_off(client=client)
+        services.oversized_neurons_cut_off(client=client, now_s=time.monotonic())
     services.wishes_publish()
     services.redis_users_apply()
 

@@ -1,16 +1,20 @@
 """Shutting out an invited neuron that writes what no honest one does.
 
     gateway: too many faults in what it answers ─┬─▶ neuron_cut_off ─▶ its Redis user and keys go
-    control: too many bytes or keys in Redis ────┘                     its page says why
+    control: too many bytes or keys in Redis, ───┘                     its page says why
+             written by it, or sent to it and left there
 
 Redis has no bound of bytes for a user, so the control measures what each invited neuron has
-written. A neuron with the fleet's own password cannot be shut out of Redis: its faults are logged.
+written, and what gateways sent to it. A neuron with the fleet's own password cannot be shut out of
+Redis: its faults are logged.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import redis
@@ -38,7 +42,23 @@ MAX_NEURON_KEYS = 1000
 """An honest one has six, and a stream for each gateway."""
 MAX_SCANNED_KEYS = 20_000
 """In one look: the rest is looked at when a neuron with too many keys is gone."""
+MAX_UNTAKEN_BYTES = 1024 * 1024 * 1024
+"""Frames and images that gateways sent to one neuron and that it has not taken."""
+UNTAKEN_FOR_S = 10.0
+"""For how long they may be more: a burst is no fault of an honest neuron, which takes frames within
+a second and reads images while it prepares their requests."""
 KEYS_A_READ = 500
+
+_untaken_since_s: dict[str, float] = {}
+"""Since when this process has seen neurons leave more than that."""
+
+
+@dataclass(slots=True)
+class NeuronKeys:
+    """Of one neuron: what it may have written, and what gateways wrote for it."""
+
+    written: list[bytes] = field(default_factory=list)
+    sent: list[bytes] = field(default_factory=list)
 
 
 def neuron_cut_off(*, actor: Actor, neuron_name: str, reason: str) -> bool:
@@ -60,14 +80,18 @@ def neuron_cut_off(*, actor: Actor, neuron_name: str, reason: str) -> bool:
     return True
 
 
-def oversized_neurons_cut_off(*, client: redis.Redis) -> int:
-    """Cuts off the invited neurons that hold too much of Redis; returns how many."""
+def oversized_neurons_cut_off(*, client: redis.Redis, now_s: float) -> int:
+    """Cuts off the invited neurons that hold too much of Redis; returns how many. ``now_s`` is on a
+    clock that never goes back."""
     invited = set(Invitation.objects.filter(cut_off_at=None).values_list("neuron_name", flat=True))
     if not invited:
         return 0
     try:
         found = _keys_by_neuron(client, invited)
-        reasons = {name: _excess(client, names) for name, names in found.items()}
+        reasons = {
+            name: _excess(client, keys.written) or _untaken_excess(client, name, keys.sent, now_s)
+            for name, keys in found.items()
+        }
     except (redis.RedisError, OSError) as error:
         logger.warning("what invited neurons hold of Redis is not measured: %s", error)
         return 0
@@ -78,32 +102,55 @@ def oversized_neurons_cut_off(*, client: redis.Redis) -> int:
     )
 
 
-def _keys_by_neuron(client: redis.Redis, invited: set[str]) -> dict[str, list[bytes]]:
-    """What they write, without what gateways write for them."""
-    found: dict[str, list[bytes]] = defaultdict(list)
+def _keys_by_neuron(client: redis.Redis, invited: set[str]) -> dict[str, NeuronKeys]:
+    found: dict[str, NeuronKeys] = defaultdict(NeuronKeys)
+    num_written = 0
     for name in invited:
-        found[name].append(neuron_queue(name).encode())
-    for number, key in enumerate(client.scan_iter(match=NEURON_KEYS, count=KEYS_A_READ)):
-        name = neuron_of_key(key)
-        if name in invited and not gateways_write(key):
-            found[name].append(key)
-        if number >= MAX_SCANNED_KEYS:
+        found[name].written.append(neuron_queue(name).encode())
+    for key in client.scan_iter(match=NEURON_KEYS, count=KEYS_A_READ):
+        if (name := neuron_of_key(key)) not in invited:
+            continue
+        if gateways_write(key):
+            found[name].sent.append(key)
+            continue
+        found[name].written.append(key)
+        num_written += 1
+        if num_written >= MAX_SCANNED_KEYS:
             break
     return found
 
 
-def _excess(client: redis.Redis, names: list[bytes]) -> str:
-    """Why that is too much, in words; empty where it is not."""
+def _excess(client: redis.Redis, names: Sequence[bytes]) -> str:
+    """Why what it has written is too much, in words; empty where it is not."""
     if len(names) > MAX_NEURON_KEYS:
         return f"it has written over {MAX_NEURON_KEYS} keys"
+    num_bytes = _num_bytes(client, names)
+    if num_bytes <= MAX_NEURON_BYTES:
+        return ""
+    return f"it holds {num_bytes >> 20} MiB of Redis, {MAX_NEURON_BYTES >> 20} at most"
+
+
+def _untaken_excess(client: redis.Redis, name: str, sent: Sequence[bytes], now_s: float) -> str:
+    """Why what it leaves of what it was sent is too much, in words; empty where it is not."""
+    num_bytes = _num_bytes(client, sent)
+    if num_bytes <= MAX_UNTAKEN_BYTES:
+        _untaken_since_s.pop(name, None)
+        return ""
+    if now_s - _untaken_since_s.setdefault(name, now_s) < UNTAKEN_FOR_S:
+        return ""
+    del _untaken_since_s[name]
+    return (
+        f"it does not take its requests: {num_bytes >> 20} MiB that were sent to it have been in "
+        f"Redis for over {UNTAKEN_FOR_S:.0f} s, {MAX_UNTAKEN_BYTES >> 20} at most"
+    )
+
+
+def _num_bytes(client: redis.Redis, names: Sequence[bytes]) -> int:
     pipeline = client.pipeline(transaction=False)
     for name in names:
         pipeline.memory_usage(name, samples=0)
     sizes: list[Any] = pipeline.execute()
-    num_bytes = sum(size or 0 for size in sizes)
-    if num_bytes <= MAX_NEURON_BYTES:
-        return ""
-    return f"it holds {num_bytes >> 20} MiB of Redis, {MAX_NEURON_BYTES >> 20} at most"
+    return sum(size or 0 for size in sizes)
 
 
 def _shut_out(neuron_name: str) -> None:

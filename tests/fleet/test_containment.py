@@ -26,6 +26,8 @@ def _a_shared_redis(redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(live, "redis_client", lambda: redis_db)
     monkeypatch.setattr(invitations, "_has_looked", False)
     monkeypatch.setattr(containment, "MAX_NEURON_BYTES", 8 * MB)
+    monkeypatch.setattr(containment, "MAX_UNTAKEN_BYTES", 24 * MB)
+    containment._untaken_since_s.clear()
     invitations._applied.clear()
     services.share_record(actor=COMMAND, address=ADDRESS, is_tls=False, certificate="")
     yield
@@ -65,8 +67,8 @@ def test_a_flood_is_cut_off_with_its_reason(
     evil, honest = guest(redis_url, invite("evil")), guest(redis_url, invite("beast"))
     honest.set(keys.heartbeat_key("beast"), b"fine")
     FLOODS[flood](evil)
-    assert services.oversized_neurons_cut_off(client=redis_db) == 1
-    assert services.oversized_neurons_cut_off(client=redis_db) == 0
+    assert services.oversized_neurons_cut_off(client=redis_db, now_s=0.0) == 1
+    assert services.oversized_neurons_cut_off(client=redis_db, now_s=0.0) == 0
     assert not is_in(evil) and is_in(honest)
     assert redis_db.keys("helexa:neuron:evil:*") == []
     assert honest.get(keys.heartbeat_key("beast")) == b"fine"
@@ -77,11 +79,53 @@ def test_a_flood_is_cut_off_with_its_reason(
     assert AuditEntry.objects.filter(action="neuron.cut_off", object_id="evil").count() == 1
 
 
-def test_what_gateways_write_for_it_does_not_count(redis_url: str, redis_db: redis.Redis) -> None:
+SENT: dict[str, Callable[[redis.Redis, str, int], Any]] = {
+    "frames": lambda client, name, num_bytes: client.xadd(
+        keys.inbox_key(name), {keys.INBOX_FRAME_FIELD: b"x" * num_bytes}
+    ),
+    "images": lambda client, name, num_bytes: [
+        client.hset(keys.images_key(name, f"r{number}"), "digest", b"x" * (num_bytes // 5))
+        for number in range(5)
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", SENT)
+def test_what_it_is_sent_and_never_takes_is_cut_off(
+    redis_url: str, redis_db: redis.Redis, kind: str
+) -> None:
+    evil, honest = guest(redis_url, invite("evil")), guest(redis_url, invite("beast"))
+    SENT[kind](redis_db, "evil", 25 * MB)
+    SENT[kind](redis_db, "beast", 20 * MB)
+    assert services.oversized_neurons_cut_off(client=redis_db, now_s=100.0) == 0
+    assert services.oversized_neurons_cut_off(client=redis_db, now_s=111.0) == 1
+    assert services.oversized_neurons_cut_off(client=redis_db, now_s=131.0) == 0
+    assert not is_in(evil) and is_in(honest)
+    assert redis_db.keys("helexa:neuron:evil:*") == []
+    assert "does not take its requests" in Invitation.objects.get(neuron_name="evil").cut_off_reason
+
+
+@pytest.mark.parametrize("kind", SENT)
+def test_a_burst_that_it_takes_is_no_fault(
+    redis_url: str, redis_db: redis.Redis, kind: str
+) -> None:
+    honest = guest(redis_url, invite("beast"))
+    for now_s in (100.0, 111.0, 122.0):
+        SENT[kind](redis_db, "beast", 25 * MB)
+        assert services.oversized_neurons_cut_off(client=redis_db, now_s=now_s) == 0
+        for key in redis_db.keys("helexa:neuron:beast:*"):
+            redis_db.delete(key)
+        assert services.oversized_neurons_cut_off(client=redis_db, now_s=now_s + 1) == 0
+    assert is_in(honest)
+
+
+def test_it_takes_what_it_is_sent_and_writes_nothing_there(
+    redis_url: str, redis_db: redis.Redis
+) -> None:
     evil = guest(redis_url, invite("beast"))
     redis_db.xadd(keys.inbox_key("beast"), {b"f": b"x" * 9 * MB})
     redis_db.hset(keys.images_key("beast", "r1"), "digest", b"x" * 9 * MB)
-    assert services.oversized_neurons_cut_off(client=redis_db) == 0
+    assert services.oversized_neurons_cut_off(client=redis_db, now_s=0.0) == 0
     assert evil.hgetall(keys.images_key("beast", "r1")) and evil.xrange(keys.inbox_key("beast"))
     for command in (
         ("XADD", keys.inbox_key("beast"), "*", "f", "x"),
