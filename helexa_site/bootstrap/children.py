@@ -1,9 +1,10 @@
 """The processes of one serve, as specs: what each runs, how long its end may take.
 
-Tier by tier the graces add up to less than the 10 s that a stop may take:
+A stop goes tier by tier. Without open answers it takes less than 10 s:
 
-    2  gateway, control   drain: answers are finished, with the neuron still there
-    1  neuron             ends its engines
+    3  gateway   drains: answers are finished, with everything that they need still there
+    2  control
+    1  neuron    ends its engines
     0  redis
 """
 
@@ -27,11 +28,10 @@ WARNINGS = re.compile(
     r'^\{"ts": "[^"]*", "level": "(WARNING|ERROR|CRITICAL)"'
 )
 """Records of that level, as ``inference.logs`` writes them; not lines in which the word stands."""
-FRONT_TIER, NEURON_TIER, REDIS_TIER = 2, 1, 0
-DRAIN_S = 4
-"""How long the gateway lets answers finish, unless HELEXA_DRAIN_SECONDS is set. It is short because
-an operator waits for a serve to end."""
-FRONT_GRACE_S = DRAIN_S + 1.4
+GATEWAY_TIER, CONTROL_TIER, NEURON_TIER, REDIS_TIER = 3, 2, 1, 0
+GATEWAY_GRACE_S = 1.4
+"""After its drain."""
+CONTROL_GRACE_S = 4.0
 NEURON_GRACE_S = 3.8
 REDIS_GRACE_S = 0.5
 
@@ -78,21 +78,19 @@ def control_spec() -> ChildSpec:
             *("--without-gossip", "--without-mingle", "--without-heartbeat"),
         ),
         role=Role.CONTROL,
-        tier=FRONT_TIER,
-        stop_grace_s=FRONT_GRACE_S,
+        tier=CONTROL_TIER,
+        stop_grace_s=CONTROL_GRACE_S,
     )
 
 
 def gateway_spec(host: str, port: int) -> ChildSpec:
-    drain_s = DRAIN_SECONDS.read(os.environ) if os.environ.get(DRAIN_SECONDS.name) else DRAIN_S
-    spec = _python_spec(
+    return _python_spec(
         "gateway",
         ("-m", "helexa_site", "gateway", "--host", host, "--port", str(port)),
         role=Role.GATEWAY,
-        tier=FRONT_TIER,
-        stop_grace_s=FRONT_GRACE_S - DRAIN_S + drain_s,
+        tier=GATEWAY_TIER,
+        stop_grace_s=DRAIN_SECONDS.read(os.environ) + GATEWAY_GRACE_S,
     )
-    return replace(spec, environment={**spec.environment, DRAIN_SECONDS.name: str(drain_s)})
 
 
 def _python_spec(

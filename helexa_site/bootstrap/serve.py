@@ -52,7 +52,7 @@ def serve(options: ServeOptions) -> int:
             )
             starting.start()
             number = ending.wait()
-            say("stopping", f"{number.name}: draining and stopping every process")
+            say("stopping", f"{number.name}: open answers are finished first; again: nothing is")
             threading.Thread(
                 target=_kill_at_second_signal, args=(ending, supervisor), daemon=True
             ).start()

@@ -321,11 +321,11 @@ BENCH_PUBLIC: Setting[bool] = Setting(
 DRAIN_SECONDS: Setting[int] = Setting(
     name="HELEXA_DRAIN_SECONDS",
     kind=WholeNumber(0, 86_400, "seconds"),
-    default=120,
+    default=300,
     readers=frozenset({Reader.SERVE, Reader.GATEWAY}),
-    doc="how long a gateway that was asked to stop lets open answers finish; a second signal ends "
-    "them at once. Give a service manager a longer stop timeout. Under `serve` it is 4 unless it "
-    "is set",
+    doc="how long a gateway that was asked to stop lets open answers finish: long enough for an "
+    "agent's. Without any it stops at once, and a second signal ends them at once. Give a service "
+    "manager a longer stop timeout",
 )
 METRICS_LISTEN: Setting[MetricsSetting] = Setting(
     name="HELEXA_METRICS_LISTEN",

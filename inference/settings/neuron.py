@@ -14,10 +14,12 @@ ENGINE = frozenset({Reader.ENGINE})
 NEURON_DRAIN_S: Setting[int] = Setting(
     name="HELEXA_NEURON_DRAIN_S",
     kind=WholeNumber(0, 86_400, "seconds"),
-    default=25,
+    default=300,
     readers=NEURON,
-    doc="how long a neuron that was asked to stop continues its running requests; 0 ends it at "
-    "once. Under `serve` it is 0, since the gateway has ended its requests before",
+    doc="how long a neuron that was asked to stop continues its running requests: long enough for "
+    "an agent's answer. Without any it stops at once, as it does at 0 or a second signal. Give a "
+    "service manager a longer stop timeout. Under `serve` it is 0, since the gateway has ended its "
+    "requests before",
 )
 STEP_TIMEOUT_S: Setting[float] = Setting(
     name="HELEXA_STEP_TIMEOUT_S",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from inference.settings.gateway import DRAIN_SECONDS
+from inference.settings.neuron import NEURON_DRAIN_S
 from inference.settings.setting import EXIT_MISCONFIGURED
 
 PACKAGING = Path(__file__).resolve().parents[2] / "packaging"
@@ -73,12 +74,12 @@ def test_a_gateway_has_time_to_drain() -> None:
     (limit,) = [line for line in text.splitlines() if line.startswith("TimeoutStopSec=")]
     assert int(limit.partition("=")[2]) > DRAIN_SECONDS.default
     compose = (PACKAGING / "container" / "compose.yaml").read_text()
-    assert "stop_grace_period: 150s" in compose
+    assert compose.count("stop_grace_period: 330s") == 2
 
 
 def test_the_neuron_has_time_to_drain_and_stops_trying() -> None:
     text = (PACKAGING / "units" / "neuron.service").read_text()
-    assert "TimeoutStopSec=120" in text
+    assert NEURON_DRAIN_S.default < 330 and "TimeoutStopSec=330\n" in text
     assert "StartLimitBurst=4" in text and "StartLimitIntervalSec=600" in text
     assert f"RestartPreventExitStatus={EXIT_MISCONFIGURED}\n" in text
 

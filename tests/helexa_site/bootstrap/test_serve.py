@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.bootstrap.children import FRONT_GRACE_S, NEURON_GRACE_S, REDIS_GRACE_S
+from helexa_site.bootstrap.children import (
+    CONTROL_GRACE_S,
+    GATEWAY_GRACE_S,
+    NEURON_GRACE_S,
+    REDIS_GRACE_S,
+    control_spec,
+    gateway_spec,
+    neuron_spec,
+)
+from inference.settings.gateway import DRAIN_SECONDS
 from tests.live.serving import free_port
 
 END_TIMEOUT_S = 60.0
@@ -75,7 +84,7 @@ def test_a_signal_at_a_bad_moment(tmp_path: Path, moment: str) -> None:
     if moment == "twice":  # the second may come before or after all has ended
         lines = [line for line in lines if "SIGTERM again: " not in line]
     assert lines[-2:] == [
-        "stopping    SIGTERM: draining and stopping every process",
+        "stopping    SIGTERM: open answers are finished first; again: nothing is",
         "stopped     nothing is left running",
     ]
     assert finished.stderr == ""
@@ -94,6 +103,21 @@ def test_what_the_start_fails_with_is_raised(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in finished.stderr
 
 
-def test_its_programs_are_given_ten_seconds() -> None:
+def test_its_programs_are_given_ten_seconds_beside_open_answers() -> None:
     """Their tiers end one after the other. How long that takes here is not asked."""
-    assert FRONT_GRACE_S + NEURON_GRACE_S + REDIS_GRACE_S < 10.0
+    assert GATEWAY_GRACE_S + CONTROL_GRACE_S + NEURON_GRACE_S + REDIS_GRACE_S < 10.0
+
+
+@pytest.mark.parametrize("setting", [None, "7"])
+def test_its_gateway_drains_as_long_as_any_other(
+    monkeypatch: pytest.MonkeyPatch, setting: str | None
+) -> None:
+    monkeypatch.delenv(DRAIN_SECONDS.name, raising=False)
+    if setting is not None:
+        monkeypatch.setenv(DRAIN_SECONDS.name, setting)
+    gateway = gateway_spec("127.0.0.1", 1)
+    drain_s = DRAIN_SECONDS.read(gateway.environment)
+    assert drain_s == int(setting or DRAIN_SECONDS.default)
+    assert gateway.stop_grace_s == drain_s + GATEWAY_GRACE_S
+    # What answers need is stopped after it.
+    assert gateway.tier > max(control_spec().tier, neuron_spec().tier)
