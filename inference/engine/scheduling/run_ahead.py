@@ -13,13 +13,18 @@ that one does: the device does in order what is launched in order. Imports no to
 
 from __future__ import annotations
 
+import logging
 from typing import Generic, Protocol, TypeVar
 
+from inference.engine.faults.kinds import StepFault
 from inference.engine.sampling.sampled import Sampled
 from inference.engine.scheduling.limits import Pace
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.sequence import Sequence
+from inference.supervised_threads import contained
+
+log = logging.getLogger(__name__)
 
 Step = TypeVar("Step")
 """What an executor knows of a step that it has launched."""
@@ -27,6 +32,8 @@ Step = TypeVar("Step")
 
 class LaunchingExecutor(Protocol[Step]):
     """An ``Executor`` whose ``execute`` has two halves."""
+
+    def recover(self, error: Exception) -> StepFault: ...
 
     def launch(self, schedule: Schedule, after: Step | None = None) -> Step:
         """Queue the step's work on the device and wait for nothing. ``after``: a step that has not
@@ -49,9 +56,12 @@ class RunAhead(Generic[Step]):
         self._executor = executor
         self._scheduler = scheduler
         self._launched: tuple[Schedule, Step] | None = None
+        self._pace: Pace | None = None
+        """Of the step that is scheduled now; steps ahead hold no more."""
 
     def next_schedule(self, pace: Pace) -> Schedule:
         """The launched step's, while anybody waits for it; else what the scheduler chooses."""
+        self._pace = pace
         if self._launched is not None and not self._launched[0].without_ended_rows().is_empty:
             return self._launched[0]
         self._launched = None
@@ -64,7 +74,9 @@ class RunAhead(Generic[Step]):
 
     def execute(self, schedule: Schedule) -> Sampled:
         """As ``Executor.execute``. What follows is launched where ``schedule`` is a whole step: a
-        part of one that raised lacks somebody who runs, so that nothing can be foreseen from it."""
+        part of one that raised lacks somebody who runs, so that nothing can be foreseen from it.
+        Where launching it raises and the device is sound, ``schedule`` is read all the same: the
+        next call of ``next_schedule`` tries what follows again, as a step of its own."""
         launched, self._launched = self._launched, None
         step = self._executor.launch(schedule) if launched is None else launched[1]
         following = self._launch_after(step, schedule)
@@ -75,5 +87,15 @@ class RunAhead(Generic[Step]):
     def _launch_after(self, step: Step, schedule: Schedule) -> tuple[Schedule, Step] | None:
         if schedule.num_scored_tokens or not all(map(self._executor.is_settled, schedule.sampled)):
             return None
-        foreseen = self._scheduler.foresee(schedule)
-        return None if foreseen is None else (foreseen, self._executor.launch(foreseen, step))
+        assert self._pace is not None, "there was a schedule"
+        foreseen = self._scheduler.foresee(schedule, self._pace)
+        if foreseen is None:
+            return None
+        try:
+            return foreseen, contained(self._executor.launch, foreseen, step)
+        except Exception as error:  # it is of the next step, not of the one that runs
+            fault = self._executor.recover(error)
+            if not fault.is_device_sound:
+                raise fault from error
+            log.warning("a step ahead could not be launched (%s)", type(fault).__name__)
+            return None

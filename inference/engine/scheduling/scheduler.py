@@ -93,7 +93,7 @@ class Scheduler:
                 budget -= self._schedule_chunk(schedule, sequence, budget)
         self._short_of_blocks = False
         self.waiting.release_held()
-        num_seats = min(pace.num_seats, self.limits.max_running)
+        num_seats = self._num_seats(pace)
         while budget > 0 and len(self.running) < num_seats:
             if (first := self.waiting.next()) is None:
                 break
@@ -128,7 +128,7 @@ class Scheduler:
                 break
             schedule.decodes.append(sequence)
 
-    def foresee(self, schedule: Schedule) -> Schedule | None:
+    def foresee(self, schedule: Schedule, pace: Pace) -> Schedule | None:
         """The step after ``schedule``, which is running and not committed: one row for each of its
         sequences that is not ended by its length. ``None`` where somebody else has a part in it,
         or a block is missing. The KV blocks that the rows write to are theirs when this returns."""
@@ -137,7 +137,7 @@ class Scheduler:
         if schedule.drafts:
             return None
         sampled = [s for s in schedule.sampled if s.state is not SequenceState.ENDED]
-        if len(sampled) != len(self.running) or self._can_admit():
+        if len(sampled) != len(self.running) or self._can_admit(pace):
             return None
         if self.speculator is not None and self.speculator.expects_drafts(sampled):
             return None
@@ -147,10 +147,13 @@ class Scheduler:
                 return None
         return Schedule(decodes=decodes) if decodes else None
 
-    def _can_admit(self) -> bool:
+    def _num_seats(self, pace: Pace) -> int:
+        return min(pace.num_seats, self.limits.max_running)
+
+    def _can_admit(self, pace: Pace) -> bool:
         """Whether the head of the queue could start in the next step. Looks at the blocks as they
         are now: while steps are foreseen, nobody else does."""
-        if len(self.running) >= self.limits.max_running:
+        if len(self.running) >= self._num_seats(pace):
             return False
         self.waiting.release_held()
         first = self.waiting.next()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from inference.engine.engine import Engine
 from inference.engine.kv_cache import KVCache
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.run_ahead import RunAhead
+from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.protocol.engine import (
     CancelSequence,
@@ -26,6 +28,7 @@ from tests.inference.engine.scheduling.fake_device import (
     BLOCK_TOKENS,
     VOCAB_SIZE,
     FakeDevice,
+    FakeStep,
     next_token,
 )
 
@@ -39,8 +42,10 @@ and its own."""
 class Client:
     """An engine over a fake device, what was asked and what came."""
 
-    def __init__(self, *, num_blocks: int = 40, **limits: Any) -> None:
-        self.device = FakeDevice()
+    def __init__(
+        self, *, num_blocks: int = 40, device: FakeDevice | None = None, **limits: Any
+    ) -> None:
+        self.device = device or FakeDevice()
         self.scheduler = Scheduler(KVCache(num_blocks, BLOCK_TOKENS), SchedulerLimits(**limits))
         self.engine = Engine(
             self.device,
@@ -93,7 +98,8 @@ class Client:
         what one that was preempted computes again."""
         scheduler = self.scheduler
         first = scheduler.waiting.next()
-        has_seat = len(scheduler.running) < scheduler.limits.max_running
+        seats = min(self.engine._times.pacer.num_seats, scheduler.limits.max_running)
+        has_seat = len(scheduler.running) < seats
         is_prefilling = any(s.num_computed_tokens < len(s.token_ids) - 1 for s in scheduler.running)
         if first is None or not has_seat or is_prefilling:
             return ""
@@ -199,6 +205,45 @@ def test_steady_decoding_is_always_one_step_ahead() -> None:
     assert client.device.num_ahead >= max(lengths) - 1
     assert sorted(reasons) == ["length", "length", "stop"]
     assert client.device.num_rows_in_vain <= 1
+
+
+def test_one_step_ahead_where_the_pace_leaves_no_seat_to_who_waits() -> None:
+    """The operator's limit has seats left; the device's pace has none."""
+    client = Client(max_running=64, target_step_s=0.1)
+    num_seats = client.engine._times.pacer.num_seats
+    assert num_seats < 64
+    for _ in range(num_seats + 1):
+        client.submit(never_stops(3, 12), 12)
+    for _ in range(10):
+        client.step()
+    assert len(client.scheduler.running) == num_seats
+    assert len(client.scheduler.waiting) == 1
+    assert client.device.num_ahead >= 8
+    client.drain()
+    client.check()
+
+
+class FailingAhead(FakeDevice):
+    """Has no room for the first ``num_failures`` steps that are launched ahead."""
+
+    def __init__(self, num_failures: int) -> None:
+        super().__init__()
+        self.num_failures = num_failures
+
+    def launch(self, schedule: Schedule, after: FakeStep | None = None) -> FakeStep:
+        if after is not None and self.num_failures > 0:
+            self.num_failures -= 1
+            raise MemoryError
+        return super().launch(schedule, after)
+
+
+@pytest.mark.parametrize("num_failures", [1, 3, 100])
+def test_a_launch_ahead_that_raises_leaves_the_step_before_it_as_it_was(num_failures: int) -> None:
+    client = Client(device=FailingAhead(num_failures))
+    client.submit(never_stops(3, 12), 12)
+    client.drain()
+    client.check()
+    assert client.num_steps == 12, "none is run twice"
 
 
 def test_who_comes_waits_for_one_step_more() -> None:

@@ -226,7 +226,7 @@ def test_no_step_is_foreseen_while_the_last_may_have_to_be_run_again() -> None:
     scheduler = scheduler_of(1 + 2 * NUM_SEATS)
     scheduler.add(sequence_of([1] * 5))
     schedule = scheduler.schedule(FixedPace())
-    assert scheduler.foresee(schedule) is None
+    assert scheduler.foresee(schedule, FixedPace()) is None
 
 
 class TestIntegrity:
