@@ -52,6 +52,9 @@ class BlockAllocator:
         """Key -> (block id, content id)."""
         self._key_of: dict[int, ContentKey] = {}
         self._content_ids = count(1)
+        self.num_gains = 0
+        """How many blocks have become free or known, ever. A sequence that lacks n blocks has them
+        after n more of these at the earliest."""
         self.on_forgotten: Callable[[int], None] | None = None
         """Told each content id that the prefix cache does not know any more."""
 
@@ -99,6 +102,7 @@ class BlockAllocator:
             self._references[block_id] -= 1
             if self._references[block_id] > 0:
                 continue
+            self.num_gains += 1
             if block_id in self._key_of:
                 self._reusable[block_id] = None
             else:
@@ -122,6 +126,7 @@ class BlockAllocator:
         key = (parent, content)
         if (known := self._content.get(key)) is not None:
             return known[1]
+        self.num_gains += 1
         content_id = next(self._content_ids)
         self._content[key] = (block_id, content_id)
         self._key_of[block_id] = key

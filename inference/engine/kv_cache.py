@@ -37,6 +37,9 @@ class KVCache:
         if num_state_slots:
             self.states = StateSlots(num_state_slots)
             self.allocator.on_forgotten = self.states.forget
+        self._short: tuple[Sequence, int] | None = None
+        """Who lacked blocks last, and the allocator's ``num_gains`` before which it still does:
+        looking at its prefix again before that would find the same."""
 
     def admit(self, sequence: Sequence) -> bool:
         """Give ``sequence`` blocks for all its tokens, shared ones where its prefix is known, and
@@ -44,7 +47,7 @@ class KVCache:
 
         The last token is never taken from the cache: its row has to run to give logits.
         """
-        if self.states is not None and not self.states.has_seat:
+        if self._is_still_short(sequence):
             return False
         shared, contents = self.known_prefix(sequence)
         if not self._is_enough_beside(shared, sequence):
@@ -63,12 +66,20 @@ class KVCache:
 
     def has_room(self, sequence: Sequence) -> bool:
         """Whether ``admit`` would give it blocks now. Changes nothing."""
-        if self.states is not None and not self.states.has_seat:
+        if self._is_still_short(sequence):
             return False
         if self._num_blocks_of(sequence) <= self.allocator.num_free:
             return True  # also without sharing any, which takes longer to find out
         shared, _ = self.known_prefix(sequence)
         return self._is_enough_beside(shared, sequence)
+
+    def _is_still_short(self, sequence: Sequence) -> bool:
+        """Whether too little has changed since it last lacked a seat or blocks."""
+        if self.states is not None and not self.states.has_seat:
+            return True
+        if self._short is None or self._short[0] is not sequence:
+            return False
+        return self.allocator.num_gains < self._short[1]
 
     def _num_blocks_of(self, sequence: Sequence) -> int:
         return -(-len(sequence.token_ids) // self.block_tokens)
@@ -78,7 +89,10 @@ class KVCache:
         of ``shared`` that nobody uses count as free, and are not once they are shared."""
         num_idle = sum(self.allocator.is_reusable(block_id) for block_id in shared)
         num_fresh = self._num_blocks_of(sequence) - len(shared)
-        return num_fresh <= self.allocator.num_free - num_idle
+        num_missing = num_fresh - (self.allocator.num_free - num_idle)
+        if num_missing > 0:
+            self._short = sequence, self.allocator.num_gains + num_missing
+        return num_missing <= 0
 
     def known_prefix(self, sequence: Sequence) -> tuple[list[int], list[int]]:
         """Block ids and content ids of the longest known chain that leaves one token to run, and
@@ -159,6 +173,7 @@ class KVCache:
             sequence.num_lagging = 0
             if sequence.num_computed_tokens != sequence.num_registered_blocks * self.block_tokens:
                 continue
+            self._short = None  # one new snapshot may make many known blocks of use
             content_id = sequence.parent_content
             assert isinstance(content_id, int), "there is a block"
             if sequence.has_prompt_in_blocks:
@@ -167,8 +182,15 @@ class KVCache:
                 self.states.keep(sequence, content_id)
 
     def distrust(self, sequence: Sequence) -> None:
-        """Its keys and values may not be numbers: the same prompt is to be computed afresh."""
-        self.allocator.distrust(sequence.block_ids)
+        """Its keys and values may not be numbers: the same prompt is to be computed afresh. Of the
+        blocks that it gave back because no row sees them any more, only those that still hold what
+        it wrote: others may have the rest by now."""
+        dropped = sequence.block_ids[: sequence.num_dropped_blocks]
+        known, _ = self.known_prefix(sequence)
+        own = [
+            block_id for block_id, found in zip(dropped, known, strict=False) if block_id == found
+        ]
+        self.allocator.distrust([*own, *_held(sequence)])
 
     def release(self, sequence: Sequence) -> None:
         self.allocator.release(_held(sequence))

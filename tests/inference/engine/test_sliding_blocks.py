@@ -102,3 +102,36 @@ def test_without_a_window_nothing_is_given_back() -> None:
     sequence.num_computed_tokens = 40
     cache.register_computed(sequence)
     assert cache.allocator.num_used == 10
+
+
+def test_blocks_that_slid_out_and_are_anothers_now_stay_known() -> None:
+    """What a sequence may have spoiled is forgotten; what others wrote since is not."""
+    cache = KVCache(num_blocks=6, block_tokens=4, window=6)
+    first = sequence_of(24)
+    assert cache.admit(first)
+    first.num_computed_tokens = 24
+    cache.register_computed(first)
+    other = Sequence(
+        "o", [77] * 9, SamplingParams(max_tokens=8), context_tokens=100, arrival=2, deadline_s=0.0
+    )
+    assert cache.admit(other), "in blocks that the first one gave back"
+    assert set(other.block_ids) & set(first.block_ids)
+    other.num_computed_tokens = 8
+    cache.register_computed(other)
+    known = cache.known_prefix(other)[0]
+    assert len(known) == 2
+    cache.distrust(first)
+    assert cache.known_prefix(other)[0] == known
+    cache.check_integrity([first, other])
+
+
+def test_blocks_that_slid_out_and_are_still_its_own_are_forgotten() -> None:
+    cache = KVCache(num_blocks=6, block_tokens=4, window=6)
+    sequence = sequence_of(24)
+    assert cache.admit(sequence)
+    sequence.num_computed_tokens = 24
+    cache.register_computed(sequence)
+    assert len(cache.known_prefix(sequence)[0]) == 5
+    cache.distrust(sequence)
+    assert cache.known_prefix(sequence)[0] == []
+    cache.check_integrity([sequence])

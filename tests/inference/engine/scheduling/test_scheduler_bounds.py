@@ -8,7 +8,7 @@ from inference.engine.errors import IntegrityError
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.schedule import PrefillChunk
 from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
-from inference.engine.scheduling.sequence import SequenceState
+from inference.engine.scheduling.sequence import Sequence, SequenceState
 from tests.inference.engine.scheduling.small_scheduler import (
     BLOCK_TOKENS,
     PACE,
@@ -18,6 +18,33 @@ from tests.inference.engine.scheduling.small_scheduler import (
     step,
 )
 from tests.inference.engine.scheduling.test_scheduler import FixedPace
+
+
+def test_the_prefix_of_a_head_that_lacks_blocks_is_not_looked_up_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lacks as many blocks as before until as many have become free or known."""
+    scheduler = scheduler_of([sequence_of("a", 5, 60)], num_blocks=24)
+    step(scheduler)
+    looked_up: list[Sequence] = []
+    known_prefix = scheduler.kv_cache.known_prefix
+
+    def counted(sequence: Sequence) -> tuple[list[int], list[int]]:
+        looked_up.append(sequence)
+        return known_prefix(sequence)
+
+    monkeypatch.setattr(scheduler.kv_cache, "known_prefix", counted)
+    long = sequence_of("b", 90, 2)
+    scheduler.add(long)
+    for _ in range(50):
+        schedule = scheduler.schedule(PACE)
+        assert scheduler.foresee(schedule, PACE) is not None
+        scheduler.commit(schedule, [7])
+    assert long in scheduler.waiting
+    assert len(looked_up) < 15, "at most once for each block that has become known"
+    scheduler.end(scheduler.running[0])
+    step(scheduler)
+    assert long in scheduler.running
 
 
 def test_prompts_are_those_that_wait_or_are_being_computed() -> None:
