@@ -1,3 +1,4 @@
-"""The release of helexa; a test holds it to pyproject.toml."""
+"""The release of helexa, in one place: ``pyproject.toml``, the packages and every process read it
+here. ``scripts/release`` changes it."""
 
 VERSION = "0.1.0"

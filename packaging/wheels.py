@@ -40,7 +40,13 @@ def build(
 
 
 def _set_version(project: Path, release: Release) -> None:
+    """A wheel that is built between releases is named after its commit; the code keeps the number
+    of the last release."""
     text = project.read_text()
-    said = f'version = "{release.version}"'
-    assert text.count(said) == 1, "the version stands once in pyproject.toml"
-    project.write_text(text.replace(said, f'version = "{release.wheel_version}"'))
+    for found, wanted in (
+        ('dynamic = ["version", ', f'version = "{release.wheel_version}"\ndynamic = ['),
+        ('version = { attr = "inference.version.VERSION" }\n', ""),
+    ):
+        assert text.count(found) == 1, f"{found!r} stands once in pyproject.toml"
+        text = text.replace(found, wanted)
+    project.write_text(text)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import helexa_acp
+from inference.version import VERSION
 from tests.acp.bridge import PACKAGE_DIR, environment
 
 REPOSITORY_DIR = PACKAGE_DIR.parent
@@ -36,7 +37,11 @@ def test_every_package_is_in_it() -> None:
 
 def test_version_and_licence() -> None:
     project = metadata()["project"]
-    assert project["version"] == helexa_acp.__version__
+    assert project["dynamic"] == ["version"]
+    assert metadata()["tool"]["setuptools"]["dynamic"]["version"] == {
+        "attr": "helexa_acp.__version__"
+    }
+    assert helexa_acp.__version__ == VERSION
     assert project["license"] == "Apache-2.0"
     assert "Apache License" in (PACKAGE_DIR / "LICENSE").read_text()
 

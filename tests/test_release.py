@@ -1,0 +1,133 @@
+"""``scripts/release`` in a clone: what it makes, and what it refuses without changing anything."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inference.version import VERSION
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+NEXT = "97.0.0"
+ENTRY = "## Unreleased\n\n### Added\n\n- A thing.\n"
+
+
+def git(root: Path, *words: str) -> str:
+    who = ("-c", "user.name=helexa", "-c", "user.email=helexa@localhost")
+    done = subprocess.run(
+        ("git", "-C", str(root), *who, *words), check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This checkout's files as they are now, committed in a repository of their own."""
+    origin = tmp_path_factory.mktemp("origin")
+    listed = git(REPOSITORY, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    wanted = ("scripts/", "packaging/", "acp/helexa_acp/__init__.py", "inference/version.py")
+    for path in listed.split("\0"):
+        source = REPOSITORY / path
+        is_wanted = path.startswith(wanted) or "/migrations/" in path
+        if source.is_file() and (is_wanted or path in ("CHANGELOG.md", "docs/openapi.json")):
+            (origin / path).parent.mkdir(parents=True, exist_ok=True)
+            (origin / path).write_bytes(source.read_bytes())
+            (origin / path).chmod(source.stat().st_mode)
+    text = (origin / "CHANGELOG.md").read_text()
+    head, _, releases = text.partition("\n## 0.1.0")
+    (origin / "CHANGELOG.md").write_text(
+        f"{head.partition('## Unreleased')[0]}{ENTRY}\n## 0.1.0{releases}"
+    )
+    git(origin, "init", "--quiet")
+    git(origin, "add", "--all")
+    git(origin, "commit", "--quiet", "-m", "release: what is there")
+    return origin
+
+
+@pytest.fixture
+def clone(origin: Path, tmp_path: Path) -> Iterator[Path]:
+    git(tmp_path, "clone", "--quiet", str(origin), "clone")
+    for name, value in (("user.name", "helexa"), ("user.email", "helexa@localhost")):
+        git(tmp_path / "clone", "config", name, value)
+    refs = git(origin, "for-each-ref")
+    yield tmp_path / "clone"
+    assert git(origin, "for-each-ref") == refs, "something was pushed"
+
+
+def released(clone: Path, version: str = NEXT, *, suite: str = "true") -> str:
+    """What it printed on standard error; empty: it made the release."""
+    done = subprocess.run(
+        (str(clone / "scripts" / "release"), version, "--suite", suite),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode == 0) == (done.stderr == ""), done
+    return done.stderr
+
+
+def assert_untouched(clone: Path, *, changes: str = "") -> None:
+    assert git(clone, "rev-parse", "HEAD") == git(clone, "rev-parse", "origin/HEAD")
+    assert git(clone, "status", "--porcelain") == changes
+    assert git(clone, "tag", "--list") == ""
+
+
+def test_one_commit_and_one_tag_with_the_version_everywhere(clone: Path) -> None:
+    assert released(clone, suite="test -f CHANGELOG.md") == ""
+    assert git(clone, "status", "--porcelain") == ""
+    assert git(clone, "log", "--format=%s", "origin/HEAD..HEAD") == f"release: {NEXT}"
+    assert git(clone, "rev-parse", f"v{NEXT}^{{commit}}") == git(clone, "rev-parse", "HEAD")
+    assert git(clone, "cat-file", "-t", f"v{NEXT}") == "tag"
+    assert f'VERSION = "{NEXT}"' in (clone / "inference" / "version.py").read_text()
+    assert f'__version__ = "{NEXT}"' in (clone / "acp/helexa_acp/__init__.py").read_text()
+    assert json.loads((clone / "docs" / "openapi.json").read_text())["info"]["version"] == NEXT
+
+
+def test_the_changelog_keeps_an_empty_heading_for_what_comes_next(clone: Path) -> None:
+    assert released(clone) == ""
+    unreleased, release, *_ = (clone / "CHANGELOG.md").read_text().split("\n## ")[1:]
+    assert unreleased.strip() == "Unreleased"
+    assert release.startswith(f"{NEXT} - 20") and "- A thing." in release
+    assert "has nothing unreleased" in released(clone, "97.0.1")
+
+
+def test_the_last_migration_of_each_app_is_recorded(clone: Path) -> None:
+    assert released(clone) == ""
+    releases = json.loads((clone / "packaging" / "releases.json").read_text())
+    migrations = releases.pop(f"v{NEXT}")
+    assert releases.keys() and migrations.keys() == next(iter(releases.values())).keys()
+    assert all(name[:4].isdigit() for name in migrations.values())
+
+
+@pytest.mark.parametrize("path", ["CHANGELOG.md", "new.txt"])
+def test_a_dirty_tree_is_refused(clone: Path, path: str) -> None:
+    with (clone / path).open("a") as file:
+        file.write("more\n")
+    assert "not committed" in released(clone)
+    assert git(clone, "tag", "--list") == ""
+    assert git(clone, "rev-parse", "HEAD") == git(clone, "rev-parse", "origin/HEAD")
+
+
+def test_a_red_suite_is_refused(clone: Path) -> None:
+    assert "the suite failed" in released(clone, suite="false")
+    assert_untouched(clone)
+
+
+def test_a_suite_that_leaves_changes_is_refused(clone: Path) -> None:
+    assert "not committed" in released(clone, suite="touch left")
+    assert_untouched(clone, changes="?? left")
+
+
+@pytest.mark.parametrize("version", [VERSION, "0.0.9", "1.0", "v1.0.0", "next"])
+def test_a_version_that_is_none_or_not_newer_is_refused(clone: Path, version: str) -> None:
+    assert "no release: " in released(clone, version)
+    assert_untouched(clone)
+
+
+def test_a_tag_that_is_there_is_refused(clone: Path) -> None:
+    git(clone, "tag", f"v{NEXT}")
+    assert f"there is a tag v{NEXT} already" in released(clone)
