@@ -19,6 +19,7 @@ from inference.protocol.load import LoadProgress, LoadSpec
 MODEL_CACHE_DIR = REPOSITORY_DIR / "var" / "test-cache" / "models"
 """Shared by every run, and by the servers that tests start."""
 
+COVERAGE = "--cov"
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 FEWEST_PROCESSES, MOST_PROCESSES = 2, 3
 """Some wait for servers while others compute: three keep two cores busy. Each imports torch and
@@ -38,7 +39,7 @@ def run_suite(arguments: list[str]) -> int:
     # Containers often forbid Python to keep bytecode. Hundreds of processes that tests start would
     # then compile helexa anew each.
     environment = {key: value for key, value in os.environ.items() if key != NO_BYTECODE}
-    command = [sys.executable, "-m", "pytest", *spreading(arguments), *arguments]
+    command = [sys.executable, "-m", "pytest", *spreading(arguments), *coverage_last(arguments)]
     with subprocess.Popen(command, cwd=REPOSITORY_DIR, env=environment) as pytest:
         # Ctrl-C reaches pytest as well, which then says how far it came.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -54,6 +55,13 @@ def spreading(arguments: list[str]) -> list[str]:
     # In the order of collection: the tests' conftest puts what takes long first.
     count = num_processes(host_memory().free_bytes)
     return ["-n", str(count), "--dist", "loadfile", "--no-loadscope-reorder"]
+
+
+def coverage_last(arguments: list[str]) -> list[str]:
+    """pytest takes a word after ``--cov`` as the folder to measure. At the end it has none, and
+    pyproject.toml names the folders."""
+    others = [argument for argument in arguments if argument != COVERAGE]
+    return [*others, COVERAGE] if COVERAGE in arguments else others
 
 
 def num_processes(free_bytes: int) -> int:

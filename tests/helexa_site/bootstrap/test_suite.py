@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helexa_site.bootstrap.suite import num_processes, spreading
+from helexa_site.bootstrap.suite import coverage_last, num_processes, spreading
 
 
 @pytest.mark.parametrize("arguments", [[], ["-q", "-x"], ["-k", "chat"], ["tests/inference"]])
@@ -21,3 +21,9 @@ def test_a_third_process_where_there_is_memory_for_it(free_gib: int, count: int)
 @pytest.mark.parametrize("picked", ["tests/conftest.py", "tests/conftest.py::test[a-b]"])
 def test_picked_tests_start_at_once(picked: str) -> None:
     assert spreading(["-q", picked]) == []
+
+
+def test_coverage_is_of_the_packages_and_not_of_the_tests_that_are_picked() -> None:
+    assert coverage_last(["--cov", "tests/fleet", "-q"]) == ["tests/fleet", "-q", "--cov"]
+    assert coverage_last(["--cov=fleet", "tests/fleet"]) == ["--cov=fleet", "tests/fleet"]
+    assert coverage_last(["-q"]) == ["-q"]
