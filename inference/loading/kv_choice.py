@@ -7,9 +7,8 @@ import torch
 from inference.loading.devices import choose_dtype
 from inference.loading.errors import BadSourceError
 from inference.models.errors import UnsupportedKVError
-from inference.models.kv_format import KVFormat, choose_kv_format
-from inference.models.native.build import automatic_kv_format
-from inference.models.paged_kv import FORMAT_OF
+from inference.models.kv_format import KVFormat
+from inference.models.kv_on_device import kv_format_on
 from inference.protocol.load import LoadSpec
 
 
@@ -19,13 +18,10 @@ def wanted_kv_format(spec: LoadSpec) -> KVFormat | None:
 
 
 def foreseen_kv_format(spec: LoadSpec, device: torch.device, is_native: bool) -> KVFormat:
-    """Raises ``BadSourceError`` for a format that the path has not."""
+    """Raises ``BadSourceError`` for a format that the path or the card has not."""
     try:
-        return choose_kv_format(
-            wanted_kv_format(spec),
-            automatic_kv_format() if is_native else FORMAT_OF[choose_dtype(spec, device)],
-            device_type=device.type,
-            is_native=is_native,
+        return kv_format_on(
+            device, wanted_kv_format(spec), choose_dtype(spec, device), is_native=is_native
         )
     except UnsupportedKVError as error:
         raise BadSourceError(str(error)) from None

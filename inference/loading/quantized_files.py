@@ -23,7 +23,8 @@ from inference.loading.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.family import MATRIX_ROLES, TABLE_ROLES, Role
 from inference.models.families.registry import family_of
-from inference.models.kernels import FP8_CAPABILITY, fp8_reason, has_fp8
+from inference.models.kernels import fp8_reason, has_fp8
+from inference.models.kv_format import FP8_CAPABILITY
 from inference.models.stored import GROUP_FEATURES, StoredWeight
 from inference.protocol.load import LoadSpec
 from inference.supervised_threads import SupervisedPool

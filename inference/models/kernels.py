@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
+from inference.models.kv_format import FP8_CAPABILITY
 from inference.models.stored import (
     GROUP_FEATURES,
     GroupedWeight,
@@ -29,7 +30,6 @@ INT4_ZERO_CODE = 8
 FP8 = torch.float8_e4m3fn
 LARGEST_FP8 = torch.finfo(FP8).max
 FP8_FEATURES_MULTIPLE = 16
-FP8_CAPABILITY = (8, 9)
 
 CPU_OUT_FEATURES_MULTIPLE = 16
 CUDA_OUT_FEATURES_MULTIPLE = 8

@@ -30,6 +30,17 @@ TORCH_FORMATS: dict[str, tuple[KVFormat, ...]] = {
 }
 """What torch's operators can, by type of device; their own choice is what they compute in."""
 
+FP8_CAPABILITY = (8, 9)
+"""The compute capability since which cards convert and multiply fp8 (e4m3): Triton compiles no
+kernel that reads it for older ones."""
+
+
+def cuda_formats(capability: tuple[int, int]) -> tuple[KVFormat, ...]:
+    """What a card of this compute capability can keep, by attention and rotation in Triton's
+    kernels."""
+    formats = TORCH_FORMATS["cuda"]
+    return tuple(f for f in formats if f != "fp8" or capability >= FP8_CAPABILITY)
+
 
 def kv_bytes_per_token(config: ModelConfig, kv_format: KVFormat) -> int:
     """What one token's keys and values take in all layers that have them."""
@@ -48,13 +59,25 @@ def kv_bytes_per_block(config: ModelConfig, block_tokens: int, kv_format: KVForm
 
 
 def choose_kv_format(
-    wanted: KVFormat | None, automatic: KVFormat, *, device_type: str, is_native: bool
+    wanted: KVFormat | None,
+    automatic: KVFormat,
+    *,
+    device_type: str,
+    is_native: bool,
+    capability: tuple[int, int] | None = None,
 ) -> KVFormat:
-    """``wanted``, or where that is ``None`` what suits the path, ``automatic``.
+    """``wanted``, or where that is ``None`` what suits the path, ``automatic``. ``capability``: the
+    card's compute capability, or ``None`` where there is no card.
     Raises ``UnsupportedKVError``, naming what can be had."""
     formats = NATIVE_FORMATS if is_native else TORCH_FORMATS[device_type]
     if wanted is None:
         return automatic
+    if capability is not None and wanted not in cuda_formats(capability):
+        has, needs = (".".join(map(str, numbers)) for numbers in (capability, FP8_CAPABILITY))
+        raise UnsupportedKVError(
+            f"kv_dtype {wanted} needs a card of compute capability {needs} or more, and this one "
+            f"has {has}; set it to int8, which takes as much memory, or to auto"
+        )
     if wanted not in formats:
         path = "the native decoder" if is_native else "torch operators"
         raise UnsupportedKVError(

@@ -16,15 +16,14 @@ from inference.models.cuda.setup import accelerate
 from inference.models.decoder import DecoderModel
 from inference.models.errors import UnknownArchitectureError
 from inference.models.families.registry import MODELS_PAGE, find_family
-from inference.models.kv_format import KVFormat, choose_kv_format
+from inference.models.kv_format import KVFormat
+from inference.models.kv_on_device import kv_format_on
 from inference.models.native.build import (
     NativeUnavailableError,
-    automatic_kv_format,
     load_library,
 )
 from inference.models.native.model import NativeModel
 from inference.models.native.support import unsupported_reason
-from inference.models.paged_kv import FORMAT_OF
 from inference.models.vision.tower import VisionTower
 from inference.models.weights import WeightSource
 
@@ -157,9 +156,4 @@ def build_fastest_model(
 
 
 def _kv_format(wanted: KVFormat | None, weights: WeightSource, is_native: bool) -> KVFormat:
-    return choose_kv_format(
-        wanted,
-        automatic_kv_format() if is_native else FORMAT_OF[weights.activation_dtype],
-        device_type=weights.device.type,
-        is_native=is_native,
-    )
+    return kv_format_on(weights.device, wanted, weights.activation_dtype, is_native=is_native)

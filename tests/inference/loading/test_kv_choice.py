@@ -54,6 +54,23 @@ def test_what_it_has_not_is_refused_by_name(kv_dtype: KVDtype) -> None:
         foreseen_kv_format(spec(kv_dtype), CPU, is_native=True)
 
 
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0)])
+@pytest.mark.parametrize("kv_dtype", get_args(KVFormat))
+def test_fp8_is_for_cards_that_convert_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], kv_dtype: KVFormat
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    if kv_dtype != "fp8" or capability >= (8, 9):
+        assert foreseen_kv_format(spec(kv_dtype), CUDA, is_native=False) == kv_dtype
+        return
+    words = (
+        r"kv_dtype fp8 needs a card of compute capability 8\.9 or more, and this one has "
+        rf"{capability[0]}\.{capability[1]}; set it to int8"
+    )
+    with pytest.raises(BadSourceError, match=words):
+        foreseen_kv_format(spec(kv_dtype), CUDA, is_native=False)
+
+
 def test_it_is_refused_before_anything_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
