@@ -27,9 +27,11 @@ SINK_FEATURES = 8
 
 
 class DecodeAttention(Protocol):
-    def __call__(self, queries: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
+    def __call__(
+        self, queries: torch.Tensor, layer_kv: LayerKV, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """One layer's (num_rows, heads, head_dim), whose keys and values are written
-        -> (num_rows, heads * head_dim)."""
+        -> (num_rows, heads * head_dim). ``sinks`` (heads,): see ``attend_with_sinks``."""
         ...
 
 
@@ -40,9 +42,11 @@ class PrefillAttention(Protocol):
         keys: torch.Tensor | None,
         values: torch.Tensor | None,
         layer_kv: LayerKV,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """One layer's (num_tokens, heads, head_dim) -> (num_tokens, heads * head_dim). ``keys`` and
-        ``values`` are the rows' own, which are written: a kernel may read those."""
+        ``values`` are the rows' own, which are written: a kernel may read those. ``sinks``
+        (heads,): see ``attend_with_sinks``."""
         ...
 
 

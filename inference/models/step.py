@@ -6,7 +6,6 @@ Operators (of a model, once) ─▶ Step (of a batch) ─▶ rotation and attent
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,8 +16,6 @@ from inference.models.attention import (
     DecodeAttention,
     PrefillAttention,
     TorchAttention,
-    TorchDecode,
-    TorchPrefill,
 )
 from inference.models.batch import Batch
 from inference.models.config import ATTENTION_KINDS, MixerKind, ModelConfig
@@ -162,26 +159,12 @@ def attend_rows(
     """A step's rows (num_rows, heads, head_dim), whose keys and values are written, each in its
     phase -> (num_rows, heads * head_dim). ``sinks`` (heads,): see ``attend_with_sinks``."""
     decode, prefill = attention.decode, attention.prefill
-    if sinks is not None:
-        decode, prefill = _with_sinks(decode, prefill, sinks)
     if prefill is None:
         assert decode is not None, "a step has rows"
-        return decode(queries, layer_kv)
+        return decode(queries, layer_kv, sinks)
     if decode is None:
-        return prefill(queries, keys, values, layer_kv)
+        return prefill(queries, keys, values, layer_kv, sinks)
     first = attention.num_decodes
-    decoded = decode(queries[:first], layer_kv)
+    decoded = decode(queries[:first], layer_kv, sinks)
     keys, values = (None if own is None else own[first:] for own in (keys, values))
-    return torch.cat((decoded, prefill(queries[first:], keys, values, layer_kv)))
-
-
-def _with_sinks(
-    decode: DecodeAttention | None, prefill: PrefillAttention | None, sinks: torch.Tensor
-) -> tuple[DecodeAttention | None, PrefillAttention | None]:
-    """Only torch's operators have them."""
-    assert decode is None or isinstance(decode, TorchDecode)
-    assert prefill is None or isinstance(prefill, TorchPrefill)
-    return (
-        None if decode is None else partial(decode, sinks=sinks),
-        None if prefill is None else partial(prefill, sinks=sinks),
-    )
+    return torch.cat((decoded, prefill(queries[first:], keys, values, layer_kv, sinks)))

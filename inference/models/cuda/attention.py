@@ -44,15 +44,24 @@ class Tuning:
 class TritonAttention:
     copies_context = False
 
-    def __init__(self, sliding_window: int | None, num_processors: int, tuning: Tuning) -> None:
-        """``num_processors``: multiprocessors of the card."""
+    def __init__(
+        self,
+        sliding_window: int | None,
+        num_processors: int,
+        tuning: Tuning,
+        soft_cap: float | None = None,
+    ) -> None:
+        """``num_processors``: multiprocessors of the card; ``soft_cap``: of scores."""
         self._window = sliding_window or 0
+        self._soft_cap = soft_cap or 0.0
         self._num_processors = num_processors
         self._tuning = tuning
 
     def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention:
-        def attend(queries: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
-            return self._decode(queries, layer_kv, batch, block_tokens)
+        def attend(
+            queries: torch.Tensor, layer_kv: LayerKV, sinks: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            return self._decode(queries, layer_kv, batch, block_tokens, sinks)
 
         return attend
 
@@ -71,13 +80,19 @@ class TritonAttention:
             keys: torch.Tensor | None,
             values: torch.Tensor | None,
             layer_kv: LayerKV,
+            sinks: torch.Tensor | None = None,
         ) -> torch.Tensor:
-            return self._prefill(queries, layer_kv, tiles, block_ids, block_tokens)
+            return self._prefill(queries, layer_kv, tiles, block_ids, block_tokens, sinks)
 
         return attend
 
     def _decode(
-        self, queries: torch.Tensor, layer_kv: LayerKV, batch: Batch, block_tokens: int
+        self,
+        queries: torch.Tensor,
+        layer_kv: LayerKV,
+        batch: Batch,
+        block_tokens: int,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         num_rows, num_heads, head_dim = queries.shape
         num_kv_heads, tuning = layer_kv.entries.shape[2], self._tuning
@@ -94,7 +109,7 @@ class TritonAttention:
             batch.positions,
             sums,
             softmax,
-            math.log2(math.e) / math.sqrt(head_dim),
+            self._score_scale(head_dim),
             batch.decode_blocks.stride(0),
             num_kv_heads=num_kv_heads,
             group_heads=num_heads // num_kv_heads,
@@ -106,6 +121,7 @@ class TritonAttention:
             smallest_part=tuning.decode_smallest_part,
             most_parts=tuning.decode_most_parts,
             window=self._window,
+            soft_cap=self._soft_cap,
             group_features=GROUP_FEATURES,
             has_scales=layer_kv.scales is not None,
             is_exact=is_exact(queries),
@@ -116,6 +132,7 @@ class TritonAttention:
             sums,
             softmax,
             batch.positions,
+            sinks,
             attended,
             num_heads=num_heads,
             head_dim=head_dim,
@@ -134,6 +151,7 @@ class TritonAttention:
         tiles: torch.Tensor,
         block_ids: torch.Tensor,
         block_tokens: int,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         num_tokens, num_heads, head_dim = queries.shape
         attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
@@ -143,8 +161,9 @@ class TritonAttention:
             layer_kv.scales,
             block_ids,
             tiles,
+            sinks,
             attended,
-            math.log2(math.e) / math.sqrt(head_dim),
+            self._score_scale(head_dim),
             block_ids.stride(0),
             num_heads=num_heads,
             num_kv_heads=layer_kv.entries.shape[2],
@@ -154,6 +173,7 @@ class TritonAttention:
             tile_rows=self._tuning.prefill_tile_rows,
             tile_tokens=self._tuning.prefill_tile_tokens,
             window=self._window,
+            soft_cap=self._soft_cap,
             group_features=GROUP_FEATURES,
             has_scales=layer_kv.scales is not None,
             is_exact=is_exact(queries),
@@ -161,6 +181,11 @@ class TritonAttention:
             num_stages=self._tuning.stages,
         )
         return attended.view(num_tokens, num_heads * head_dim)
+
+    def _score_scale(self, head_dim: int) -> float:
+        """What the kernels multiply products of queries and keys by."""
+        scale = math.log2(math.e) / math.sqrt(head_dim)
+        return 2 * scale / self._soft_cap if self._soft_cap else scale
 
     def _num_sharing(self, num_programs: int) -> int:
         """How many programs share a row's context."""

@@ -4,11 +4,17 @@ Online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867; tiles of a prompt
 arXiv:2307.08691; parts of one row's context side by side: flash-decoding (Dao et al. 2023).
 
 Layouts are ``inference.models.paged_kv``'s. Scores are in base 2: ``score_scale`` holds log2(e).
+A head's sink is one more score of its softmax, which adds nothing to the sum.
 A constexpr named ``padded_...`` is the power of two, 16 at least, that ``tl.dot`` wants.
+
+A step's positions and block ids are slices of one upload, whose alignment changes with the number
+of rows: specialising on it would compile a kernel anew while it serves.
 """
 
 import triton
 import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -60,11 +66,15 @@ def attend_tile(
     total,
     summed,
     score_scale,
+    soft_cap: tl.constexpr,
     is_exact: tl.constexpr,
 ):
     """One step of the online softmax: (rows, dim) queries over a tile of keys and values."""
     precision: tl.constexpr = "ieee" if is_exact else "tf32"
     scores = tl.dot(query, tl.trans(keys), input_precision=precision) * score_scale
+    if soft_cap > 0:
+        # cap * tanh(x / cap), in base 2: score_scale divides by the cap and doubles.
+        scores = (soft_cap * LOG2_E) * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
     scores = tl.where(is_visible, scores, float("-inf"))
     new_largest = tl.maximum(largest, tl.max(scores, 1))
     # A row that has seen nothing yet: any finite number keeps inf - inf out of the exponent.
@@ -77,7 +87,9 @@ def attend_tile(
     return new_largest, total, summed
 
 
-@triton.jit(do_not_specialize=["row_blocks"])
+@triton.jit(
+    do_not_specialize=["row_blocks"], do_not_specialize_on_alignment=["block_ids", "positions"]
+)
 def decode_kernel(
     queries,
     entries,
@@ -98,6 +110,7 @@ def decode_kernel(
     smallest_part: tl.constexpr,
     most_parts: tl.constexpr,
     window: tl.constexpr,
+    soft_cap: tl.constexpr,
     group_features: tl.constexpr,
     has_scales: tl.constexpr,
     is_exact: tl.constexpr,
@@ -148,7 +161,7 @@ def decode_kernel(
             )  # fmt: skip
             largest, total, summed = attend_tile(
                 query, keys, values, is_token[None, :], largest, total, summed, score_scale,
-                is_exact,
+                soft_cap, is_exact,
             )  # fmt: skip
         places = (first_head + heads) * most_parts + part
         is_head = heads < group_heads
@@ -158,11 +171,12 @@ def decode_kernel(
         tl.store(sums, summed, mask=is_query)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions"])
 def reduce_kernel(
     partial_sums,
     partial_softmax,
     positions,
+    sinks,
     attended,
     num_heads: tl.constexpr,
     head_dim: tl.constexpr,
@@ -172,7 +186,8 @@ def reduce_kernel(
     most_parts: tl.constexpr,
     window: tl.constexpr,
 ):
-    """Grid (rows, heads): the parts of ``decode_kernel`` put together."""
+    """Grid (rows, heads): the parts of ``decode_kernel`` put together, and the head's sink where
+    ``sinks`` is not ``None``."""
     row = tl.program_id(0).to(tl.int64)
     place = row * num_heads + tl.program_id(1)
     length = tl.load(positions + row).to(tl.int32) + 1
@@ -187,13 +202,20 @@ def reduce_kernel(
     softmax = partial_softmax + (place * most_parts + parts) * 2
     largest = tl.load(softmax, mask=is_part, other=float("-inf"))
     totals = tl.load(softmax + 1, mask=is_part, other=0.0)
-    shares = tl.exp2(largest - tl.max(largest, 0))
+    pivot = tl.max(largest, 0)
+    if sinks is not None:
+        sink = tl.load(sinks + tl.program_id(1)).to(tl.float32) * LOG2_E
+        pivot = tl.maximum(pivot, sink)
+    shares = tl.exp2(largest - pivot)
+    total = tl.sum(totals * shares, 0)
+    if sinks is not None:
+        total += tl.exp2(sink - pivot)
     sums = tl.load(
         partial_sums + (place * most_parts + parts)[:, None] * head_dim + dims[None, :],
         mask=is_part[:, None] & (dims < head_dim)[None, :],
         other=0.0,
     )
-    result = tl.sum(sums * shares[:, None], 0) / tl.sum(totals * shares, 0)
+    result = tl.sum(sums * shares[:, None], 0) / total
     result = result.to(attended.dtype.element_ty)
     tl.store(attended + place * head_dim + dims, result, mask=dims < head_dim)
 
@@ -210,13 +232,14 @@ def part_size(
     return tl.maximum(share, smallest_part)
 
 
-@triton.jit(do_not_specialize=["row_blocks"])
+@triton.jit(do_not_specialize=["row_blocks"], do_not_specialize_on_alignment=["block_ids"])
 def prefill_kernel(
     queries,
     entries,
     scales,
     block_ids,
     tiles,
+    sinks,
     attended,
     score_scale,
     row_blocks,
@@ -228,6 +251,7 @@ def prefill_kernel(
     tile_rows: tl.constexpr,
     tile_tokens: tl.constexpr,
     window: tl.constexpr,
+    soft_cap: tl.constexpr,
     group_features: tl.constexpr,
     has_scales: tl.constexpr,
     is_exact: tl.constexpr,
@@ -247,8 +271,13 @@ def prefill_kernel(
     query = tl.load(queries + places, mask=is_row, other=0.0)
     if is_exact:
         query = query.to(tl.float32)
-    largest = tl.full([tile_rows], float("-inf"), tl.float32)
-    total = tl.zeros([tile_rows], tl.float32)
+    if sinks is not None:
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
+        largest = tl.zeros([tile_rows], tl.float32) + sink
+        total = tl.full([tile_rows], 1.0, tl.float32)
+    else:
+        largest = tl.full([tile_rows], float("-inf"), tl.float32)
+        total = tl.zeros([tile_rows], tl.float32)
     summed = tl.zeros([tile_rows, padded_dim], tl.float32)
     begin = 0
     if window > 0:
@@ -274,7 +303,7 @@ def prefill_kernel(
             query.dtype,
         )  # fmt: skip
         largest, total, summed = attend_tile(
-            query, keys, values, is_visible, largest, total, summed, score_scale, is_exact
+            query, keys, values, is_visible, largest, total, summed, score_scale, soft_cap, is_exact
         )
     result = (summed / total[:, None]).to(attended.dtype.element_ty)
     tl.store(attended + places, result, mask=is_row)

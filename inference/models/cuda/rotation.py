@@ -35,7 +35,7 @@ def triton_rotation(config: ModelConfig, rope: RopeTable, batch: Batch) -> Rotat
             num_heads=num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=head_dim,
-            padded_groups=triton.next_power_of_2(-(-head_dim // GROUP_FEATURES)),
+            padded_groups=padded_groups(head_dim),
             group_features=GROUP_FEATURES,
             has_norm=weights.query_norm is not None,
             has_scales=layer_kv.scales is not None,
@@ -46,3 +46,8 @@ def triton_rotation(config: ModelConfig, rope: RopeTable, batch: Batch) -> Rotat
         return RotatedHeads(queries)
 
     return rotate
+
+
+def padded_groups(head_dim: int) -> int:
+    """The groups of a head's features that share a scale, as a power of two."""
+    return int(triton.next_power_of_2(-(-head_dim // GROUP_FEATURES)))

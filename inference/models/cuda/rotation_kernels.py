@@ -25,7 +25,8 @@ def load_head(
     return result
 
 
-@triton.jit
+# A step's positions and slots are slices of one upload: their alignment changes with its rows.
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def rotate_kernel(
     qkv,
     query_norm,
@@ -62,7 +63,10 @@ def rotate_kernel(
     if is_value:
         result = load_head(head, dims, query_norm, eps, head_dim, False)
     else:
-        norm = query_norm if index < num_heads else key_norm
+        # A pointer of any kind where there is no norm: what reads it is not compiled then.
+        norm = qkv
+        if has_norm:
+            norm = query_norm if index < num_heads else key_norm
         values = load_head(head, dims, norm, eps, head_dim, has_norm)
         # The half that a feature is rotated with; its norm's sum is over the same features.
         others = tl.where(mask, (dims + head_dim // 2) % head_dim, dims)

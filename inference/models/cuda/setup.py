@@ -57,8 +57,6 @@ def accelerate(model: DecoderModel) -> tuple[DecoderModel | GraphedDecoder, str]
     """The model with Triton's kernels and captured steps, where those run and are right; and in
     words what it has. Steps are captured with Triton's attention alone: torch's would read every
     row's context to its limit."""
-    if reason := attention_reason(model.config):
-        return model, f"torch operators (Triton attention: {reason})"
     try:
         model.operators.attention |= {
             kind: working_attention(model, kind) for kind in model.operators.attention
@@ -66,14 +64,14 @@ def accelerate(model: DecoderModel) -> tuple[DecoderModel | GraphedDecoder, str]
     # Whatever a compiler, a driver or an old card raises: torch's operators need none of them.
     except Exception as error:
         logger.warning("no Triton attention on %s", model.device, exc_info=True)
-        return model, f"torch operators (Triton attention: {type(error).__name__})"
+        return model, f"torch operators (no Triton attention: {_reason(error)})"
     working, failures = ["attention"], []
     for name, install in (("rotation", _install_rotation), ("pointwise", _install_pointwise)):
         try:
             install(model)
         except Exception as error:
             logger.warning("no Triton %s on %s", name, model.device, exc_info=True)
-            failures.append(f" (Triton {name}: {type(error).__name__})")
+            failures.append(f" (no Triton {name}: {_reason(error)})")
         else:
             working.append(name)
     words = f"torch operators, Triton {', '.join(working)}{''.join(failures)}"
@@ -96,14 +94,14 @@ def _install_pointwise(model: DecoderModel) -> None:
     model.operators.pointwise = working_pointwise(model)
 
 
-def attention_reason(config: ModelConfig) -> str | None:
-    """What of this model's attention no kernel computes; ``None`` where they do."""
-    if config.has_sinks:
-        return "sinks are not built"
-    return "soft caps of scores are not built" if config.attention_soft_cap else None
+def _reason(error: Exception) -> str:
+    """What a load report says of a kernel that is not used. A compiler's message is in the log."""
+    known = isinstance(error, NotBuiltError | WrongResultError)
+    return str(error) if known else type(error).__name__
 
 
 def rotation_reason(config: ModelConfig) -> str | None:
+    """What of this model's rotation no kernel computes; ``None`` where one does."""
     is_partial = config.rotary_dim not in (None, config.head_dim)
     if is_partial or config.is_rope_interleaved or "unrotated" in config.mixer_kinds:
         return "only whole heads are rotated, by halves"
@@ -116,9 +114,10 @@ def working_attention(model: DecoderModel, kind: MixerKind) -> TritonAttention:
     """With the deepest pipeline that fits the card. Raises what the last try raised."""
     from inference.models.cuda.attention import TritonAttention, Tuning
 
-    window = model.config.window_of(kind)
+    config, num_processors = model.config, processor_count(model.device)
+    window, soft_cap = config.window_of(kind), config.attention_soft_cap
     for stages in STAGES:
-        attention = TritonAttention(window, processor_count(model.device), Tuning(stages=stages))
+        attention = TritonAttention(window, num_processors, Tuning(stages=stages), soft_cap)
         try:
             try_attention(model, attention, window)
         except Exception:
@@ -139,7 +138,7 @@ def try_attention(model: DecoderModel, attention: Attention, window: int | None)
     """One sequence of the model's own shape, as prompt and as a decode row. Raises
     ``WrongResultError``, and whatever launching raises."""
     config, device = model.config, model.device
-    torch_attention = TorchAttention(window, model.dtype)
+    torch_attention = TorchAttention(window, model.dtype, config.attention_soft_cap)
     heads, dim = config.num_kv_heads, config.head_dim
     layer = new_layer(4 * TRIAL_BLOCK_TOKENS, heads, dim, model.kv_format, device)
     generator = torch.Generator().manual_seed(0)
@@ -148,8 +147,11 @@ def try_attention(model: DecoderModel, attention: Attention, window: int | None)
     queries, keys, values = torch.split(rows, [config.num_heads, heads, heads], dim=1)
     positions = torch.arange(TRIAL_TOKENS, device=device)
     layer.write(positions, keys, values)
-    wanted = _attend_both(torch_attention, queries, keys, values, layer)
-    found = _attend_both(attention, queries, keys, values, layer)
+    sinks = None
+    if config.has_sinks:
+        sinks = torch.randn(config.num_heads, generator=generator).to(device, model.dtype)
+    wanted = _attend_both(torch_attention, queries, keys, values, layer, sinks)
+    found = _attend_both(attention, queries, keys, values, layer, sinks)
     error = float((found.float() - wanted.float()).abs().max())
     if not error <= LARGEST_ERROR:
         raise WrongResultError(f"off by {error:.3g}")
@@ -232,6 +234,7 @@ def _attend_both(
     keys: torch.Tensor,
     values: torch.Tensor,
     layer: LayerKV,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """(TRIAL_TOKENS + 1, features): the prompt's rows, then the last again as a decode row."""
     positions = torch.arange(TRIAL_TOKENS, device=queries.device)
@@ -239,6 +242,7 @@ def _attend_both(
     prompt = Batch.of_sequence(positions, TRIAL_BLOCK_TOKENS)
     last = positions[-1:]
     row = Batch(last, last, last, block_ids.unsqueeze(0))
-    prefilled = attention.for_prefill(prompt, TRIAL_BLOCK_TOKENS)(queries, keys, values, layer)
-    decoded = attention.for_decode(row, TRIAL_BLOCK_TOKENS)(queries[-1:], layer)
+    prefill = attention.for_prefill(prompt, TRIAL_BLOCK_TOKENS)
+    prefilled = prefill(queries, keys, values, layer, sinks)
+    decoded = attention.for_decode(row, TRIAL_BLOCK_TOKENS)(queries[-1:], layer, sinks)
     return torch.cat([prefilled, decoded])

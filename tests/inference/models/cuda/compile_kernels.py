@@ -1,5 +1,5 @@
-"""Run as a program: compiles the kernels to machine code, for which no card is needed. Prints one
-line for each: kernel, architecture, bytes of machine code, bytes of shared memory; of a product
+"""Run as a program: compiles the kernels that ``kernel_matrix`` leaves out to machine code. Prints
+one line for each: kernel, architecture, bytes of machine code, bytes of shared memory; of a product
 with packed weights, how many instructions its loop spends on a weight as well."""
 
 from __future__ import annotations
@@ -8,49 +8,16 @@ from itertools import product
 from typing import Any
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-from inference.models.cuda import attention_kernels
-from inference.models.cuda.attention import SMALLEST_DOT, Tuning
 from inference.models.cuda.drawing import BLOCK_TOKENS, STAGES, WARPS
 from inference.models.cuda.drawing_kernels import draw_kernel, likeliest_kernel
 from inference.models.cuda.matmul_kernels import packed_matmul_kernel, unpack_kernel
 from inference.models.cuda.packed import PARTS, TILES, UNPACKED_OUTPUTS, step_features
 from inference.models.cuda.pointwise import BLOCK_FEATURES
 from inference.models.cuda.pointwise_kernels import add_and_norm_kernel, gate_kernel
-from inference.models.cuda.rotation_kernels import rotate_kernel
-from inference.models.kv_format import GROUP_FEATURES
+from tests.inference.models.cuda.compiling import compiled_kernel, in_words
 from tests.inference.models.cuda.machine_code import loop_instructions
 
-TUNING = Tuning()
-TYPES = {
-    "queries": "*bf16",
-    "attended": "*bf16",
-    "block_ids": "*i64",
-    "positions": "*i64",
-    "tiles": "*i32",
-    "partial_sums": "*fp32",
-    "partial_softmax": "*fp32",
-    "score_scale": "fp32",
-    "row_blocks": "i32",
-}
-CONSTANTS = {
-    "num_heads": 32,
-    "num_kv_heads": 8,
-    "group_heads": 4,
-    "padded_heads": SMALLEST_DOT,
-    "head_dim": 128,
-    "padded_dim": 128,
-    "block_tokens": 32,
-    "smallest_part": TUNING.decode_smallest_part,
-    "most_parts": TUNING.decode_most_parts,
-    "tile_rows": TUNING.prefill_tile_rows,
-    "tile_tokens": TUNING.decode_tile_tokens,
-    "window": 0,
-    "group_features": GROUP_FEATURES,
-    "is_exact": False,
-}
 PACKED_TYPES = {
     "x": "*bf16",
     "product": "*bf16",
@@ -71,30 +38,6 @@ PACKED_CONSTANTS = {
 # bits, zero, features of a group, whether it has minimums: q4, q8, Q6_K and, whose codes lie in two
 # places and whose tiles are the largest, Q5_K.
 PACKED_FORMATS = (4, 0, 32, True), (8, 128, 32, False), (6, 32, 16, False), (6, 0, 32, True)
-ROTATION_TYPES = {
-    "qkv": "*bf16",
-    "query_norm": "*bf16",
-    "key_norm": "*bf16",
-    "cosines": "*fp32",
-    "sines": "*fp32",
-    "positions": "*i64",
-    "slots": "*i64",
-    "queries": "*bf16",
-    "entries": "*fp8e4nv",
-    "scales": "*fp32",
-    "eps": "fp32",
-}
-ROTATION_CONSTANTS = {
-    "num_heads": 32,
-    "num_kv_heads": 8,
-    "head_dim": 128,
-    "padded_groups": 2,
-    "group_features": GROUP_FEATURES,
-    "has_norm": True,
-    "has_scales": True,
-    "largest_code": 448.0,
-    "is_integer": False,
-}
 POINTWISE_TYPES = {
     "hidden": "*bf16",
     "added": "*bf16",
@@ -121,13 +64,6 @@ DRAWING_CONSTANTS = {
     "padded_blocks": triton.next_power_of_2(triton.cdiv(151936, BLOCK_TOKENS)),
     "stages": STAGES,
 }
-
-
-def compile_attention(kernel: Any, architecture: int, entries: str) -> str:
-    has_scales = entries in ("i8", "fp8e4nv")
-    types = TYPES | {"entries": f"*{entries}"} | ({"scales": "*fp32"} if has_scales else {})
-    constants = CONSTANTS | {"has_scales": has_scales} | ({} if has_scales else {"scales": None})
-    return compile_kernel(kernel, architecture, types, constants)
 
 
 def compile_packed(
@@ -177,44 +113,7 @@ def compile_kernel(
     return in_words(kernel, architecture, compiled)
 
 
-def in_words(kernel: Any, architecture: int, compiled: Any) -> str:
-    code_bytes, shared_bytes = len(compiled.asm["cubin"]), compiled.metadata.shared
-    return f"{kernel.fn.__name__} {architecture} {code_bytes} {shared_bytes}"
-
-
-def compiled_kernel(
-    kernel: Any,
-    architecture: int,
-    types: dict[str, str],
-    constants: dict[str, Any],
-    num_warps: int,
-) -> Any:
-    names = kernel.arg_names
-    source = ASTSource(
-        fn=kernel,
-        signature={name: types.get(name, "constexpr") for name in names},
-        constexprs={name: value for name, value in constants.items() if name in names},
-        attrs={
-            (index,): [["tt.divisibility", 16]]
-            for index, name in enumerate(names)
-            if types.get(name, "").startswith("*")
-        },
-    )
-    target, options = GPUTarget("cuda", architecture, 32), {"num_warps": num_warps}
-    return triton.compile(source, target=target, options=options)
-
-
 def main() -> None:
-    kernels = attention_kernels.decode_kernel, attention_kernels.prefill_kernel
-    for kernel, entries in product(kernels, ("bf16", "i8")):
-        print(compile_attention(kernel, 80, entries))
-    print(compile_attention(attention_kernels.reduce_kernel, 80, "bf16"))
-    for kernel in kernels:
-        print(compile_attention(kernel, 90, "fp8e4nv"))
-    print(compile_kernel(rotate_kernel, 90, ROTATION_TYPES, ROTATION_CONSTANTS))
-    integers = {"entries": "*i8"}, {"is_integer": True, "largest_code": 127.0}
-    types, constants = ROTATION_TYPES | integers[0], ROTATION_CONSTANTS | integers[1]
-    print(compile_kernel(rotate_kernel, 80, types, constants))
     norm_types = {name: kind for name, kind in POINTWISE_TYPES.items() if name != "features"}
     print(compile_kernel(add_and_norm_kernel, 80, norm_types, NORM_CONSTANTS))
     print(compile_kernel(gate_kernel, 80, POINTWISE_TYPES, {"block": BLOCK_FEATURES}))

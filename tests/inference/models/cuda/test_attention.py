@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import pytest
@@ -98,27 +98,45 @@ def exact(layer: LayerKV) -> LayerKV:
     return LayerKV(layer.gather(num_blocks, 1, torch.float32).contiguous())
 
 
-def decoded(case: Case, tuning: Tuning = TUNING, window: int | None = None) -> torch.Tensor:
-    attention = TritonAttention(window, num_processors=2, tuning=tuning)
-    attend = attention.for_decode(case.decode_batch(), case.block_tokens)
-    return attend(case.queries[: len(case.lengths)], case.layer)
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a family does to scores beyond multiplying queries and keys."""
+
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    def triton(self, tuning: Tuning) -> TritonAttention:
+        return TritonAttention(self.window, 2, tuning, self.soft_cap)
+
+    @property
+    def torch(self) -> TorchAttention:
+        return TorchAttention(self.window, torch.float32, self.soft_cap)
 
 
-def check_decode(case: Case, window: int | None = None) -> None:
-    reference = TorchAttention(window, torch.float32)
-    attend = reference.for_decode(case.decode_batch(), case.block_tokens)
-    wanted = attend(case.queries[: len(case.lengths)].float(), exact(case.layer))
-    found = decoded(case, window=window).float()
+PLAIN = Scores()
+
+
+def decoded(case: Case, tuning: Tuning = TUNING, scores: Scores = PLAIN) -> torch.Tensor:
+    attend = scores.triton(tuning).for_decode(case.decode_batch(), case.block_tokens)
+    return attend(case.queries[: len(case.lengths)], case.layer, scores.sinks)
+
+
+def check_decode(case: Case, scores: Scores = PLAIN) -> None:
+    attend = scores.torch.for_decode(case.decode_batch(), case.block_tokens)
+    queries = case.queries[: len(case.lengths)].float()
+    wanted = attend(queries, exact(case.layer), scores.sinks)
+    found = decoded(case, scores=scores).float()
     assert float((found - wanted).abs().max()) < TOLERANCE[case.queries.dtype]
 
 
-def check_prefill(case: Case, starts: list[int], window: int | None = None) -> None:
+def check_prefill(case: Case, starts: list[int], scores: Scores = PLAIN) -> None:
     batch = case.prefill_batch(starts)
     queries = case.queries[: len(batch.positions)]
     nothing = queries.new_empty(0)
-    triton = TritonAttention(window, num_processors=2, tuning=TUNING)
-    found = triton.for_prefill(batch, case.block_tokens)(queries, nothing, nothing, case.layer)
-    reference, layer = TorchAttention(window, torch.float32), exact(case.layer)
+    attend = scores.triton(TUNING).for_prefill(batch, case.block_tokens)
+    found = attend(queries, nothing, nothing, case.layer, scores.sinks)
+    reference, layer = scores.torch, exact(case.layer)
     # Cut off from position 0 the reference would take what it is given; here all is in the blocks.
     parts = []
     for span, blocks in zip(batch.spans, case.blocks, strict=True):
@@ -131,7 +149,8 @@ def check_prefill(case: Case, starts: list[int], window: int | None = None) -> N
         attend = reference.for_prefill(
             Batch(ids, ids, ids, spans=(alone,), logit_rows=ids), case.block_tokens
         )
-        parts.append(attend(queries[span.first_row : span.last_row].float(), keys, values, layer))
+        rows = queries[span.first_row : span.last_row].float()
+        parts.append(attend(rows, keys, values, layer, scores.sinks))
     error = (found.float() - torch.cat(parts)).abs().max()
     assert float(error) < TOLERANCE[queries.dtype]
 
@@ -141,6 +160,16 @@ def test_head_dims(device: torch.device, head_dim: int) -> None:
     case = Case(device, [19, 3], head_dim=head_dim)
     check_decode(case)
     check_prefill(case, [0, 1])
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("kind", ["sinks", "soft cap"])
+def test_sinks_and_soft_caps(device: torch.device, kind: str, window: int | None) -> None:
+    case = Case(device, [19, 3, 40])
+    sinks = torch.tensor([-2.0, 0.0, 3.0, 30.0], device=device)
+    scores = Scores(window, sinks=sinks) if kind == "sinks" else Scores(window, soft_cap=2.0)
+    check_decode(case, scores)
+    check_prefill(case, [0, 1, 20], scores)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +206,9 @@ def test_shapes_at_random(data: st.DataObject) -> None:
         seed=data.draw(st.integers(0, 99)),
     )
     window = data.draw(st.none() | st.integers(1, 40))
-    check_decode(case, window)
-    check_prefill(case, [data.draw(st.integers(0, length - 1)) for length in lengths], window)
+    scores = Scores(window, soft_cap=data.draw(st.sampled_from([None, 5.0])))
+    check_decode(case, scores)
+    check_prefill(case, [data.draw(st.integers(0, length - 1)) for length in lengths], scores)
 
 
 def test_a_row_is_the_same_whoever_is_beside_it(device: torch.device) -> None:

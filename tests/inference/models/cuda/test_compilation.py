@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.inference.models.cuda.kernel_matrix import ARCHITECTURES, all_cases
+
 LARGEST_SHARED_BYTES = 99 * 1024
 """What a block may have on any card since compute capability 8.0."""
 MOST_PER_WEIGHT = 8.5
@@ -17,25 +19,46 @@ MOST_PER_WEIGHT = 8.5
 read one by one, it would be 15 to 40, and memory would wait for them."""
 
 
-@pytest.mark.slow
-def test_kernels_compile_for_cards_that_are_not_here(model_cache_dir: Path) -> None:
-    """Triton keeps what it compiled, by its source, for later runs."""
-    cache = {"TRITON_CACHE_DIR": str(model_cache_dir.parent / "triton")}
-    environment = os.environ | {"TRITON_INTERPRET": "0"} | cache
-    command = [sys.executable, "-m", "tests.inference.models.cuda.compile_kernels"]
+def run_program(module: str, *arguments: str, cache: Path) -> list[str]:
+    """What it prints, line by line. Triton keeps what it compiled, by its source, for later
+    runs."""
+    own = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache.parent / "triton")}
     finished = subprocess.run(
-        command,
-        env=environment,
+        [sys.executable, "-m", f"tests.inference.models.cuda.{module}", *arguments],
+        env=os.environ | own,
         cwd=Path(__file__).parents[4],
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=3600,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    lines = [line.split() for line in finished.stdout.splitlines()]
-    assert len(lines) == 23
+    return finished.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_cards_that_are_not_here(model_cache_dir: Path) -> None:
+    lines = [line.split() for line in run_program("compile_kernels", cache=model_cache_dir)]
+    assert len(lines) == 14
     for _, _, code_bytes, shared_bytes, *per_weight in lines:
         assert int(code_bytes) > 1000
         assert int(shared_bytes) <= LARGEST_SHARED_BYTES
         assert all(float(instructions) <= MOST_PER_WEIGHT for instructions in per_weight)
+
+
+@pytest.mark.limit_s(300)
+def test_attention_and_rotation_compile_for_some_combinations(model_cache_dir: Path) -> None:
+    assert len(run_program("kernel_matrix", "diagonal", cache=model_cache_dir)) == 11
+
+
+@pytest.mark.slow
+@pytest.mark.limit_s(3600)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_attention_and_rotation_compile_for_every_combination(
+    architecture: int, model_cache_dir: Path
+) -> None:
+    """Norms or none, every width of heads and format of keys and values, with a window, sinks or a
+    cap of scores and without: a combination that does not compile for a card, or does not fit it,
+    would take torch's operators there."""
+    lines = run_program("kernel_matrix", str(architecture), cache=model_cache_dir)
+    assert len(lines) == len(list(all_cases(architecture)))

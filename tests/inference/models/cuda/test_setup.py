@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from inference.models.graphed import GraphedDecoder
 from inference.models.kv_format import KVFormat
 from inference.models.rope import RopeTable
 from inference.models.rotation import Rotation, torch_rotation
-from tests.inference.models.cuda.tiny import tiny_model
+from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 
 
 def test_triton_where_it_runs(device: torch.device) -> None:
@@ -33,6 +33,32 @@ def test_triton_where_it_runs(device: torch.device) -> None:
     assert isinstance(model.operators.attention["attention"], TritonAttention)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"qk_norm": False},
+        {"sliding_window": 40},
+        {"has_sinks": True, "qk_norm": False},
+        {"attention_soft_cap": 20.0},
+    ],
+    ids=str,
+)
+def test_what_a_family_asks_for_runs_on_triton_alone(
+    device: torch.device, changes: dict[str, Any]
+) -> None:
+    """A card that runs less than this has a kernel that does not compile there."""
+    _, execution = setup.accelerate(tiny_model(device, config=replace(CONFIG, **changes)))
+    assert execution == "torch operators, Triton attention, rotation, pointwise"
+
+
+def test_what_no_kernel_computes_is_named(device: torch.device) -> None:
+    config = replace(CONFIG, rotary_dim=CONFIG.head_dim // 2)
+    _, execution = setup.accelerate(tiny_model(device, config=config))
+    assert execution.endswith(
+        "pointwise (no Triton rotation: only whole heads are rotated, by halves)"
+    )
+
+
 def test_a_card_with_little_shared_memory_gets_a_shorter_pipeline(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,8 +68,10 @@ def test_a_card_with_little_shared_memory_gets_a_shorter_pipeline(
     tried: list[int] = []
 
     class Picky(TritonAttention):
-        def __init__(self, window: int | None, num_processors: int, tuning: Tuning) -> None:
-            super().__init__(window, num_processors, tuning)
+        def __init__(
+            self, window: int | None, num_processors: int, tuning: Tuning, soft_cap: float | None
+        ) -> None:
+            super().__init__(window, num_processors, tuning, soft_cap)
             tried.append(tuning.stages)
 
         def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention:
@@ -67,7 +95,7 @@ def test_steps_that_a_predictor_follows_are_not_captured(device: torch.device) -
 class Wrong(TritonAttention):
     def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention:
         attend = super().for_decode(batch, block_tokens)
-        return lambda queries, layer_kv: attend(queries, layer_kv) + 0.1
+        return lambda queries, layer_kv, sinks: attend(queries, layer_kv, sinks) + 0.1
 
 
 def _refuses(*arguments: object) -> None:
@@ -75,14 +103,14 @@ def _refuses(*arguments: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attention", "reason"), [(Wrong, "WrongResultError"), (_refuses, "RuntimeError")]
+    ("attention", "reason"), [(Wrong, "off by 0.1"), (_refuses, "RuntimeError")]
 )
 def test_what_fails_there_leaves_torch(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, attention: object, reason: str
 ) -> None:
     monkeypatch.setattr("inference.models.cuda.attention.TritonAttention", attention)
     model: DecoderModel = tiny_model(device)
-    assert setup.accelerate(model) == (model, f"torch operators (Triton attention: {reason})")
+    assert setup.accelerate(model) == (model, f"torch operators (no Triton attention: {reason})")
     assert isinstance(model.operators.attention["attention"], TorchAttention)
 
 
@@ -93,7 +121,7 @@ def test_a_kernel_that_fails_leaves_torchs_operator_in_its_place(
     model = tiny_model(device)
     graphed, execution = setup.accelerate(model)
     assert isinstance(graphed, GraphedDecoder)
-    words = "torch operators, Triton attention, pointwise (Triton rotation: RuntimeError)"
+    words = "torch operators, Triton attention, pointwise (no Triton rotation: RuntimeError)"
     assert execution == words
     assert model.operators.rotation is torch_rotation
     assert isinstance(model.operators.pointwise, TritonPointwise)

@@ -49,12 +49,16 @@ def _weights(device: torch.device, config: ModelConfig) -> DenseWeights:
             f"{layer}.self_attn.k_proj": (kv, hidden),
             f"{layer}.self_attn.v_proj": (kv, hidden),
             f"{layer}.self_attn.o_proj": (hidden, heads),
+            f"{layer}.self_attn.sinks": (config.num_heads,),
             f"{layer}.mlp.gate_proj": (inner, hidden),
             f"{layer}.mlp.up_proj": (inner, hidden),
             f"{layer}.mlp.down_proj": (hidden, inner),
         }
     tensors = {
-        f"{name}.weight": torch.randn(shape, generator=generator) * 0.3
+        (name if name.endswith("sinks") else f"{name}.weight"): torch.randn(
+            shape, generator=generator
+        )
+        * 0.3
         for name, shape in shapes.items()
     }
     return DenseWeights(tensors, torch.float32, device)

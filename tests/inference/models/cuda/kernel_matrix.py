@@ -1,0 +1,180 @@
+"""Run as a program: compiles the kernels of attention and rotation for every combination that a
+family of models can ask for, to machine code of one architecture or, of each kernel, a few
+combinations for every architecture.
+
+    python -m tests.inference.models.cuda.kernel_matrix 80
+    python -m tests.inference.models.cuda.kernel_matrix diagonal
+
+Prints a line for each combination: its words, and the bytes of shared memory that it takes.
+Ends with 1, naming each, where any does not compile or does not fit the card in the shallowest
+pipeline: a load would take a slower path there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+from inference.models.cuda.attention import Tuning, padded
+from inference.models.cuda.attention_kernels import decode_kernel, prefill_kernel, reduce_kernel
+from inference.models.cuda.rotation import padded_groups
+from inference.models.cuda.rotation_kernels import rotate_kernel
+from inference.models.cuda.setup import STAGES
+from inference.models.kv_format import GROUP_FEATURES, SCALED_FORMATS, KVFormat, cuda_formats
+from inference.models.paged_kv import DTYPE_OF, LARGEST_CODE
+from tests.inference.models.cuda.compiling import compiled_kernel
+
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""What a block may have: CUDA programming guide, technical specifications per compute
+capability."""
+HEAD_DIMS = (64, 80, 96, 128, 256)
+WINDOWS = (0, 4096)
+Kernel = Literal["decode", "prefill", "reduce", "rotate"]
+Scores = Literal["plain", "sinks", "soft cap"]
+SCORES: tuple[Scores, ...] = ("plain", "sinks", "soft cap")
+TRITON_TYPES: dict[KVFormat, str] = {
+    "fp32": "*fp32",
+    "bf16": "*bf16",
+    "fp16": "*fp16",
+    "int8": "*i8",
+    "fp8": "*fp8e4nv",
+}
+TUNING = Tuning()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    kernel: Kernel
+    architecture: int
+    head_dim: int = 128
+    kv_format: KVFormat = "bf16"
+    window: int = 0
+    scores: Scores = "plain"
+    has_norm: bool = False
+
+    @property
+    def words(self) -> str:
+        parts = [self.kernel, f"sm_{self.architecture}", f"head_dim {self.head_dim}"]
+        if self.kernel != "reduce":
+            parts.append(f"{self.kv_format} KV")
+        if self.kernel == "rotate":
+            parts.append("norm" if self.has_norm else "no norm")
+        else:
+            parts += [f"window {self.window or 'none'}", self.scores]
+        return ", ".join(parts)
+
+
+def kv_formats(architecture: int) -> tuple[KVFormat, ...]:
+    return cuda_formats(divmod(architecture, 10))
+
+
+def all_cases(architecture: int) -> Iterator[Case]:
+    formats = kv_formats(architecture)
+    attention: tuple[Kernel, ...] = ("decode", "prefill")
+    for kernel, *combination in product(attention, HEAD_DIMS, formats, WINDOWS, SCORES):
+        # Only the reduction of a decode step has sinks.
+        if kernel != "decode" or combination[-1] != "sinks":
+            yield Case(kernel, architecture, *combination)
+    for head_dim, window, scores in product(HEAD_DIMS, WINDOWS, ("plain", "sinks")):
+        yield Case("reduce", architecture, head_dim, "bf16", window, scores)  # type: ignore[arg-type]
+    for head_dim, kv_format, has_norm in product(HEAD_DIMS, formats, (False, True)):
+        yield Case("rotate", architecture, head_dim, kv_format, has_norm=has_norm)
+
+
+def diagonal() -> Iterator[Case]:
+    """Every value of each axis, in few combinations."""
+    yield Case("rotate", 75, 64, "fp16")
+    yield Case("prefill", 75, 64, "fp16", scores="sinks")
+    yield Case("rotate", 80, 80, "int8")
+    yield Case("decode", 80, 80, "int8", 4096, "soft cap")
+    yield Case("reduce", 80, 96, "bf16", 4096, "sinks")
+    yield Case("rotate", 86, 96, "fp32", has_norm=True)
+    yield Case("decode", 86, 96, "fp32")
+    yield Case("rotate", 89, 256, "fp8")
+    yield Case("prefill", 90, 128, "fp8", 4096)
+    yield Case("rotate", 100)
+    yield Case("prefill", 120, 256, "bf16", 4096, "soft cap")
+
+
+def compiled(case: Case, stages: int) -> Any:
+    activation = "*bf16" if case.architecture >= 80 else "*fp16"
+    has_scales = case.kv_format in SCALED_FORMATS
+    types = {
+        **dict.fromkeys(("queries", "attended", "qkv"), activation),
+        **dict.fromkeys(("query_norm", "key_norm", "sinks"), activation),
+        **dict.fromkeys(("cosines", "sines"), "*fp32"),
+        **dict.fromkeys(("positions", "slots"), "*i64"),
+        **dict.fromkeys(("partial_sums", "partial_softmax", "scales"), "*fp32"),
+        **dict.fromkeys(("block_ids", "tiles"), "*i32"),
+        "entries": TRITON_TYPES[case.kv_format],
+        "score_scale": "fp32",
+        "eps": "fp32",
+        "row_blocks": "i32",
+    }
+    constants: dict[str, Any] = {
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "group_heads": 4,
+        "padded_heads": padded(4),
+        "head_dim": case.head_dim,
+        "padded_dim": padded(case.head_dim),
+        "block_tokens": 32,
+        "smallest_part": TUNING.decode_smallest_part,
+        "most_parts": TUNING.decode_most_parts,
+        "tile_rows": TUNING.prefill_tile_rows,
+        "tile_tokens": TUNING.decode_tile_tokens,
+        "window": case.window,
+        "soft_cap": 30.0 if case.scores == "soft cap" else 0.0,
+        "group_features": GROUP_FEATURES,
+        "padded_groups": padded_groups(case.head_dim),
+        "has_norm": case.has_norm,
+        "has_scales": has_scales,
+        "largest_code": LARGEST_CODE.get(DTYPE_OF[case.kv_format], 1.0),
+        "is_integer": case.kv_format == "int8",
+        "is_exact": False,
+    }
+    absent = []
+    if not has_scales:
+        absent.append("scales")
+    if not case.has_norm:
+        absent += ["query_norm", "key_norm"]
+    if case.scores != "sinks":
+        absent.append("sinks")
+    constants |= dict.fromkeys(absent)
+    kernels = {
+        "decode": (decode_kernel, TUNING.decode_warps),
+        "prefill": (prefill_kernel, TUNING.prefill_warps),
+        "reduce": (reduce_kernel, 4),
+        "rotate": (rotate_kernel, 1),
+    }
+    kernel, num_warps = kernels[case.kernel]
+    return compiled_kernel(kernel, case.architecture, types, constants, num_warps, stages)
+
+
+def shared_bytes(case: Case) -> int:
+    """Of the deepest pipeline that fits the card, as a load looks for it. Raises what the last try
+    raised."""
+    for stages in STAGES:
+        taken = int(compiled(case, stages).metadata.shared)
+        if taken <= SHARED_KIB[case.architecture] * 1024:
+            return taken
+    raise MemoryError(f"{taken} bytes of shared memory")
+
+
+def main(which: str) -> int:
+    failures = []
+    for case in diagonal() if which == "diagonal" else all_cases(int(which)):
+        try:
+            print(f"{case.words}: {shared_bytes(case)}", flush=True)
+        except Exception as error:  # noqa: BLE001 -- whatever a compiler raises; named below
+            failures.append(f"{case.words}: {type(error).__name__}: {str(error)[-300:]}")
+    print("\n".join(failures), file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
