@@ -46,6 +46,13 @@ def test_kernels_compile_for_cards_that_are_not_here(model_cache_dir: Path) -> N
         assert all(float(instructions) <= MOST_PER_WEIGHT for instructions in per_weight)
 
 
+@pytest.mark.limit_s(120)
+def test_no_step_compiles_a_kernel_again(model_cache_dir: Path) -> None:
+    """Slices of a step's upload begin anywhere, and Triton would compile another kernel for those
+    that begin at a multiple of 16 bytes."""
+    assert run_program("specialisations", cache=model_cache_dir) == []
+
+
 @pytest.mark.limit_s(300)
 def test_attention_and_rotation_compile_for_some_combinations(model_cache_dir: Path) -> None:
     assert len(run_program("kernel_matrix", "diagonal", cache=model_cache_dir)) == 11
