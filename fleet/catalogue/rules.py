@@ -10,6 +10,7 @@ from dataclasses import fields
 
 from fleet.catalogue.settings import SETTINGS, CatalogueSettings
 from fleet.errors import CatalogueValueError
+from inference.protocol.load import NO_TEMPLATE, TEMPLATE_FILE
 
 NAME_PATTERN = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 ALIAS_PATTERN = re.compile(r"[A-Za-z0-9]+(?:[._:/@-][A-Za-z0-9]+)*")
@@ -56,6 +57,8 @@ def check_settings(settings: CatalogueSettings) -> None:
         check_sha256(settings.sha256)
     check_adapter(settings)
     check_draft_model(settings)
+    if settings.chat_template is not None:
+        check_chat_template(settings.chat_template)
     check_replicas(settings)
     check_ranks(settings)
     check_prices(settings)
@@ -96,6 +99,15 @@ def check_source(source: str, name: str = "source") -> None:
     pattern, example = SOURCE_PATTERNS[scheme]
     if not pattern.fullmatch(rest):
         raise CatalogueValueError(name, f"{source!r} is not of the form {example}")
+
+
+def check_chat_template(choice: str) -> None:
+    if choice != NO_TEMPLATE and not TEMPLATE_FILE.fullmatch(choice):
+        raise CatalogueValueError(
+            "chat_template",
+            f"{choice!r} is neither {NO_TEMPLATE} nor of the form file:/absolute/path.jinja, a "
+            "Jinja file on the neuron; leave it empty for the model's own template",
+        )
 
 
 def check_sha256(digest: str) -> None:

@@ -241,6 +241,17 @@ class CatalogueSettings:
             travels=True,
         ),
     )
+    chat_template: str | None = field(
+        default=None,
+        metadata=setting(
+            Text(max_length=500),
+            Section.WEIGHTS,
+            "What renders a chat as a prompt. Empty: the model's own template. "
+            "file:/absolute/path.jinja: a Jinja file on the neuron, used instead. none: no "
+            "template; turns are written in ChatML, without tools or images.",
+            travels=True,
+        ),
+    )
     max_draft_tokens: int | None = field(
         default=None,
         metadata=setting(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from enum import StrEnum
 from typing import Literal
 
@@ -20,6 +21,9 @@ KVDtype = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
 """What keys and values are stored as. ``auto``: what suits the device. What a device or the code
 that runs there does not have is refused."""
 
+NO_TEMPLATE = "none"
+TEMPLATE_FILE = re.compile(r"file:(?P<path>/.+)")
+"""What a chat template may be set to beside the model's own."""
 
 Speculation = Literal["off", "prompt_lookup", "draft_model", "mtp"]
 """Where drafts of an answer's next tokens come from, which a step verifies together.
@@ -91,7 +95,8 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_queue_share_percent: int = 50
     """How much of the queue one account may fill."""
     chat_template: str | None = None
-    """Overrides the model's own."""
+    """``None``: the model's own; ``NO_TEMPLATE``; or ``file:`` and the absolute path of a Jinja
+    file on the neuron."""
     max_output_tokens: int | None = None
     """Operator's bound on an answer that names no ``max_tokens``; advertised as the output limit,
     and more than that is refused."""

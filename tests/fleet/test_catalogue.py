@@ -111,6 +111,7 @@ OTHER_VALUES: dict[str, SettingValue] = {
     "adapter_slots": 3,
     "speculation": "draft_model",
     "draft_model": "huggingface:other/small",
+    "chat_template": "file:/srv/templates/tiny.jinja",
     "max_draft_tokens": 5,
     "temperature": 0.6,
     "top_p": 0.9,

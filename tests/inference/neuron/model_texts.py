@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from pathlib import Path
 
 from inference.neuron.model_text import ModelText
@@ -13,6 +15,15 @@ CHAT_TEMPLATE = (
     "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
 """With a place for tools; says nothing of thinking."""
+
+
+def template_file(template: str) -> str:
+    """A file with that text, as a load spec names it."""
+    folder = Path(tempfile.gettempdir()) / "helexa-test-templates"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{hashlib.sha256(template.encode()).hexdigest()}.jinja"
+    path.write_text(template)
+    return f"file:{path}"
 
 
 def model_text(
@@ -44,7 +55,7 @@ def model_text(
         job_id="j",
         model="m",
         source="fake:",
-        chat_template=chat_template,
+        chat_template=None if chat_template is None else template_file(chat_template),
         max_output_tokens=max_output_tokens,
     )
     loaded = LoadReport(**(known | report))  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ from inference.protocol.generation import (
 )
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingOptions
+from tests.inference.neuron.model_texts import template_file
 from tests.inference.sandbox.jobs import LOOPS, TEMPLATE
 
 MakeService = Callable[..., NeuronService]
@@ -68,7 +69,9 @@ def asked(gateway: Any, service: NeuronService, request: Any, **fields: Any) -> 
 def serving(make_service: MakeService, fake_spec: Callable[..., LoadSpec], gateway: Any) -> Any:
     """A neuron with a model that takes tools, and asks it."""
     service = make_service()
-    service.load_model(msgspec.structs.replace(fake_spec(), chat_template=TOOL_TEMPLATE))
+    service.load_model(
+        msgspec.structs.replace(fake_spec(), chat_template=template_file(TOOL_TEMPLATE))
+    )
     gateway.wait_status("ready")
     return service
 
@@ -148,9 +151,13 @@ def test_hostile_texts_are_refused_or_followed(
 def beside(make_service: MakeService, fake_spec: Callable[..., LoadSpec], gateway: Any) -> Any:
     """A neuron with "m", whose template hangs when it is asked to, and "other"."""
     service = make_service()
-    service.load_model(msgspec.structs.replace(fake_spec(), chat_template=LOOPS_ON_DEMAND))
+    service.load_model(
+        msgspec.structs.replace(fake_spec(), chat_template=template_file(LOOPS_ON_DEMAND))
+    )
     gateway.wait_status("ready")
-    service.load_model(msgspec.structs.replace(fake_spec("other", "j2"), chat_template=TEMPLATE))
+    service.load_model(
+        msgspec.structs.replace(fake_spec("other", "j2"), chat_template=template_file(TEMPLATE))
+    )
     gateway.wait_status("ready", "other")
     return service
 
@@ -181,7 +188,7 @@ def test_a_template_that_never_renders_is_said_on_load(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     service = make_service()
-    service.load_model(msgspec.structs.replace(fake_spec(), chat_template=LOOPS))
+    service.load_model(msgspec.structs.replace(fake_spec(), chat_template=template_file(LOOPS)))
     report = gateway.wait_status("ready").report
     assert "took too long for a short conversation" in report.template_problem
     for _ in range(3):
@@ -198,7 +205,7 @@ def test_a_template_that_refuses_is_replaced_and_said_on_load(
 ) -> None:
     service = make_service()
     refusing = "{{ raise_exception('roles must alternate') }}"
-    service.load_model(msgspec.structs.replace(fake_spec(), chat_template=refusing))
+    service.load_model(msgspec.structs.replace(fake_spec(), chat_template=template_file(refusing)))
     report = gateway.wait_status("ready").report
     assert "roles must alternate" in report.template_problem
     assert "ChatML" in report.template_problem
