@@ -61,10 +61,15 @@ MAX_DRAFTS = 2**31 - 1
 MAX_MS = 1e12
 MAX_LOGPROB = 0.01
 """That of what is certain, as floats round it. NaN is not below it."""
-BYTES_A_TOKEN = 4096
-"""Of text and twenty log probabilities; a client's answer may be kept until it is whole."""
-BYTES_OF_NO_TOKEN = 16 * 1024 * 1024
-MAX_ANSWER_BYTES = 1024 * 1024 * 1024
+BYTES_A_TOKEN = 1024
+"""Of text, its token id and the message around them; a client's answer may be kept until it is
+whole. One that is alone in its message takes some 270, beside its text."""
+LOGPROB_BYTES_A_TOKEN = 4096
+"""Of twenty log probabilities."""
+BYTES_A_PROMPT_TOKEN = 16
+"""Of its token id, where the client asked for it."""
+BYTES_OF_NO_TOKEN = 1024 * 1024
+MAX_ANSWER_BYTES = 512 * 1024 * 1024
 FLOAT32_BYTES = 4
 MAX_DIMENSIONS = 2**20
 """The most that clients may ask for."""
@@ -86,10 +91,13 @@ def _most_bytes(request: Request, bounds: UsageBounds) -> int:
     """Of all its events. Those of vectors are bounded by their number."""
     if not isinstance(request, GenerationRequest):
         return MAX_ANSWER_BYTES
-    num_tokens = bounds.output_tokens
+    prompt_bytes, output_bytes = BYTES_A_PROMPT_TOKEN, BYTES_A_TOKEN
     if request.sampling.prompt_logprobs is not None:
-        num_tokens += bounds.prompt_tokens
-    return min(MAX_ANSWER_BYTES, BYTES_OF_NO_TOKEN + BYTES_A_TOKEN * num_tokens)
+        prompt_bytes += LOGPROB_BYTES_A_TOKEN
+    if request.sampling.top_logprobs is not None:
+        output_bytes += LOGPROB_BYTES_A_TOKEN
+    most = prompt_bytes * bounds.prompt_tokens + output_bytes * bounds.output_tokens
+    return min(MAX_ANSWER_BYTES, BYTES_OF_NO_TOKEN + most)
 
 
 class AnswerCheck:

@@ -245,5 +245,6 @@ def _bounds_at(place: Place, request: Request) -> TokenBounds:
         request,
         context_tokens=place.context_tokens,
         max_output_tokens=place.max_output_tokens,
+        catalogue_context_tokens=place.catalogue_context_tokens,
         vision=place.vision,
     )

@@ -49,13 +49,15 @@ Hint = Callable[[], RoutingHint]
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a request goes: ``epoch`` is the life of the neuron that was seen ready. The limits
-    are what its replica told; ``None``: it told none."""
+    are what its replica reports; ``None``: it reports none."""
 
     neuron: str
     epoch: str
     model: str
     context_tokens: int | None = None
     max_output_tokens: int | None = None
+    catalogue_context_tokens: int | None = None
+    """The operator's bound of the model's context, which no replica can raise."""
     vision: VisionInput | None = None
     was_cold: bool = False
     """It was loaded for this request, or the request waited for its load."""
@@ -118,7 +120,7 @@ class Placer:
             decision, entry = await self._decide(entry, snapshot, hint)
             match decision:
                 case Route():
-                    return _place_of(decision, snapshot, was_cold=was_cold)
+                    return _place_of(decision, snapshot, entry, was_cold=was_cold)
                 case Reject():
                     raise _refusal(decision)
                 case Load():
@@ -198,7 +200,9 @@ def _is_unseen(load: Load, snapshot: FleetSnapshot) -> bool:
     return replica is None or replica.status is ReplicaStatus.FAILED
 
 
-def _place_of(decision: Route, snapshot: FleetSnapshot, *, was_cold: bool) -> Place:
+def _place_of(
+    decision: Route, snapshot: FleetSnapshot, entry: CatalogueEntry, *, was_cold: bool
+) -> Place:
     neuron = snapshot.neuron(decision.neuron)
     assert neuron is not None, "placement routed to a neuron that is not in the snapshot"
     replica = next(replica for replica in neuron.replicas if replica.model == decision.model)
@@ -208,6 +212,7 @@ def _place_of(decision: Route, snapshot: FleetSnapshot, *, was_cold: bool) -> Pl
         model=decision.model,
         context_tokens=replica.context_tokens,
         max_output_tokens=replica.max_output_tokens,
+        catalogue_context_tokens=entry.max_context_tokens,
         vision=None if replica.report is None else replica.report.vision,
         was_cold=was_cold,
     )

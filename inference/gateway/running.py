@@ -109,6 +109,7 @@ async def _bounds_now(gateway: Gateway, base: CatalogueEntry, request: Request) 
         request,
         context_tokens=_most(contexts, base.max_context_tokens),
         max_output_tokens=_most(outputs, base.max_output_tokens),
+        catalogue_context_tokens=base.max_context_tokens,
     )
 
 

@@ -71,9 +71,12 @@ def token_bounds(
     *,
     context_tokens: int | None,
     max_output_tokens: int | None,
+    catalogue_context_tokens: int | None = None,
     vision: VisionInput | None = None,
 ) -> TokenBounds:
-    """The limits are those of the replica that the request goes to; ``None``: it has told none."""
+    """The limits are those of the replica that the request goes to; ``None``: it reports none. An
+    answer whose length the client did not name is bounded by the catalogue's context as well, and
+    by ``DEFAULT_OUTPUT_TOKENS``, whatever its neuron claims."""
     prompts = num_prompts(request)
     exact, text = _exact_tokens(request, vision or UNKNOWN_VISION), _text_bound(request)
     prompt = exact + text
@@ -91,13 +94,14 @@ def token_bounds(
     choices = prompts * request.n
     limits = [limit for limit in (context_tokens, max_output_tokens) if limit is not None]
     most = min(limits, default=DEFAULT_OUTPUT_TOKENS)
+    unnamed = min(most, DEFAULT_OUTPUT_TOKENS, catalogue_context_tokens or DEFAULT_OUTPUT_TOKENS)
     asked = request.sampling.max_tokens
     if asked is not None and request.ends_at_context:
         asked = min(asked, most)
     return TokenBounds(
         prompt_tokens=prompt,
         output_tokens=None if asked is None else asked * choices,
-        default_output_tokens=most * choices,
+        default_output_tokens=unnamed * choices,
         num_choices=choices,
         exact_tokens=exact,
         text_bound=text,
@@ -105,7 +109,7 @@ def token_bounds(
 
 
 DEFAULT_OUTPUT_TOKENS = 1 << 20
-"""What stands where a replica tells no limit: more than any context here."""
+"""The most of an answer where the client named no length: more than any answer has."""
 
 
 def num_prompts(request: Request) -> int:

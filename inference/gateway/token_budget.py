@@ -102,9 +102,9 @@ class TokenBudget:
 
     @property
     def cap_output_tokens(self) -> int | None:
-        """What each choice may have, where the client named no number and something caps it."""
+        """What each choice may have, where the client named no number."""
         reserved = self._reserved
-        if reserved is None or reserved.output_tokens is not None or self.max_prompt_tokens is None:
+        if reserved is None or reserved.output_tokens is not None:
             return None
         return self._output_tokens(reserved) // reserved.num_choices
 

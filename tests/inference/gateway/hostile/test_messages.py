@@ -10,14 +10,17 @@ import asyncio
 import itertools
 import math
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from fleet.report_bounds import MAX_CONTEXT_TOKENS
 from inference.gateway.answer_check import AnswerCheck, AnswerFaultError, UsageBounds
 from inference.gateway.gateway import Gateway
+from inference.gateway.token_bounds import DEFAULT_OUTPUT_TOKENS
 from inference.protocol import events
 from inference.protocol.engine import SequenceTiming
 from inference.protocol.events import (
@@ -47,8 +50,9 @@ from inference.protocol.events import (
 )
 from inference.protocol.generation import GenerationRequest, Submit, TextInput
 from inference.protocol.sampling import SamplingOptions
+from tests.fleet.conftest import report
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.conftest import FakeCatalogue
+from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 from tests.inference.gateway.fake_metering import FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, Script, paris
 
@@ -89,6 +93,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tokenize": ("/tokenize", {"prompt": "Hi"}),
     "count": ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Hi"}]}),
 }
+PLAIN = {"messages": [{"role": "user", "content": "Hi"}]}
 MAX_TOKENS = 200
 """More than any of them may use, in all its choices."""
 
@@ -259,10 +264,42 @@ async def test_what_breaks_a_bound_is_the_neurons_fault(
     first = FAULTS[fault][0]
     begun = [] if isinstance(first, Accepted) else [Accepted(request_id="", prompt_tokens=7)]
     neuron.script = sending([*begun, *FAULTS[fault]])
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+    body = {"model": "tiny", **PLAIN}
     answer = await asyncio.wait_for(client.post("/v1/chat/completions", body), GENEROUS_S)
     assert (answer.status, answer.json["error"]["code"]) == (503, "neuron_fault")
     assert all(settle.completion_tokens == 0 for settle in ledger.settled)
+
+
+CONTEXTS: dict[str, tuple[int | None, int]] = {
+    "bounded by the catalogue": (1000, 1000),
+    "bounded by nothing": (None, DEFAULT_OUTPUT_TOKENS),
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+async def test_a_claimed_context_makes_no_answer_longer(
+    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue, context: str
+) -> None:
+    """Where the client names no length and no cap applies, 2^24 tokens were its bound."""
+    max_context_tokens, most = CONTEXTS[context]
+    catalogue.listed = [replace(ENTRY, max_context_tokens=max_context_tokens)]
+    neuron.report = report(context_tokens=MAX_CONTEXT_TOKENS)
+    await neuron.beat()
+    accepted = Accepted(request_id="", prompt_tokens=7)
+    for num_tokens, status in ((most, 200), (most + 1, 503)):
+        text = Delta(request_id="", text="a", num_tokens=num_tokens)
+        neuron.script = sending(
+            [
+                accepted,
+                text,
+                ChoiceFinished(request_id="", reason="length", num_tokens=1),
+                Finished(request_id="", usage=USAGE),
+            ]
+        )
+        answer = await client.post("/v1/chat/completions", {"model": "tiny", **PLAIN})
+        assert answer.status == status, answer.body
+        assert (await neuron.submitted.get()).cap_output_tokens == most
+    assert answer.json["error"]["code"] == "neuron_fault"
 
 
 def test_an_answer_has_no_more_bytes_than_its_tokens_can_have() -> None:
