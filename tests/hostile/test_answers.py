@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +51,7 @@ from inference.protocol.events import (
 from inference.protocol.generation import GenerationRequest, Submit, TextInput
 from inference.protocol.sampling import SamplingOptions
 from tests.fleet.conftest import report
+from tests.hostile.wrong import wrong
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 from tests.inference.gateway.fake_metering import FakeLedger
@@ -97,8 +98,6 @@ PLAIN = {"messages": [{"role": "user", "content": "Hi"}]}
 MAX_TOKENS = 200
 """More than any of them may use, in all its choices."""
 
-NUMBERS = (-1, -(10**9), 10**6, 2**31, 2**62, 2**63 - 1, 2**64 - 1)
-FLOATS = (math.nan, math.inf, -math.inf, -1.0, 1e300)
 USAGE = Usage(prompt_tokens=7, completion_tokens=3)
 LOGPROB = TextLogprob(token="a", token_bytes=b"a", logprob=-0.5)
 SAMPLING = UsedSampling(temperature=1.0, top_p=1.0, presence_penalty=0.0, frequency_penalty=0.0)
@@ -124,37 +123,14 @@ SOUND: tuple[Any, ...] = (
 )
 
 
-def wrong(value: Any) -> Iterator[Any]:
-    """The value with one thing in it wrong."""
-    if isinstance(value, msgspec.Struct):
-        for name in value.__struct_fields__:
-            if name == "request_id":
-                continue
-            for other in wrong(getattr(value, name)):
-                yield msgspec.structs.replace(value, **{name: other})
-    elif isinstance(value, bool):
-        yield not value
-    elif isinstance(value, int):
-        yield from NUMBERS
-    elif isinstance(value, float):
-        yield from FLOATS
-    elif isinstance(value, str):
-        yield from ("", "\x1b[2J\n", "x" * 200_000)
-    elif isinstance(value, bytes):
-        yield from (b"", b"\x00", np.full(4, math.nan, dtype="<f4").tobytes(), b"x" * 200_000)
-    elif isinstance(value, list):
-        yield from ([], [*value, *value, *value])
-        for other in wrong(value[0]) if value else ():
-            yield [other, *value[1:]]
-
-
 def cases() -> dict[str, Event]:
     """Every event as it should be, for it may be out of place, and with each thing wrong."""
     found: dict[str, Event] = {}
     for event in SOUND:
         name = type(event).__name__
         found[f"{name} as it should be"] = event
-        for number, other in enumerate(wrong(event)):
+        others = (each for each in wrong(event, type(event)) if not each.request_id)
+        for number, other in enumerate(others):
             found[f"{name} {number}"] = other
     return found
 

@@ -19,6 +19,8 @@ from inference.protocol.heartbeat import HostInfo, NeuronHeartbeat, encode_heart
 from inference.protocol.images import VisionInput
 from inference.protocol.load import LoadFailure
 from inference.version import VERSION
+from tests.hostile.conftest import EVIL
+from tests.hostile.wrong import sample, wrong
 
 
 def hostile(build: Any) -> dict[str, NeuronHeartbeat]:
@@ -182,3 +184,28 @@ def test_refusals_that_differ_each_time_fill_no_log(build, caplog) -> None:
     for number in range(100):
         tell_refusal("liar", f"reason {number}")
     assert len(caplog.records) == 5
+
+
+def every_field_wrong() -> list[NeuronHeartbeat]:
+    """A heartbeat with something in every field, and with each thing in it wrong."""
+    sound = msgspec.structs.replace(sample(NeuronHeartbeat), name=EVIL)
+    return [sound, *wrong(sound, NeuronHeartbeat)]
+
+
+@pytest.mark.django_db
+def test_every_field_wrong_is_refused_or_can_be_recorded(build) -> None:
+    """And shown: what passes goes into the snapshot, the database and the dashboard."""
+    honest = Report("beast", build.heartbeat("beast"))
+    num_passed = 0
+    for beat in every_field_wrong():
+        report = read_report(EVIL, encode_heartbeat(beat))
+        num_passed += report.heartbeat is not None
+        services.report_record(report=report)
+        if report.heartbeat is not None:
+            assert honest.heartbeat is not None
+            snapshot = build_snapshot([honest.heartbeat, report.heartbeat])
+            assert [view.name for view in snapshot.neurons] == ["beast", EVIL]
+            msgspec.json.encode(snapshot.neurons)
+    services.report_record(report=honest)
+    assert Neuron.objects.get(name="beast").status == NeuronStatus.ONLINE
+    assert 0 < num_passed < len(every_field_wrong())

@@ -8,32 +8,23 @@ from typing import Any
 import pytest
 import redis
 
-from fleet import live, services
+from fleet import services
 from fleet.models import Invitation, Neuron
-from fleet.services import containment, invitations
+from fleet.services import containment
 from inference.protocol import keys
-from metering.actor import COMMAND, GATEWAY
+from metering.actor import GATEWAY
 from metering.models import AuditEntry
-from tests.fleet.test_invitations import ADDRESS, guest, invite
+from tests.fleet.invited_hosts import guest, invite
+from tests.hostile.conftest import MB
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-MB = 1_000_000
-
 
 @pytest.fixture(autouse=True)
-def _a_shared_redis(redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
-    monkeypatch.setattr(invitations, "_has_looked", False)
+def _small_bounds(shared_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containment, "MAX_NEURON_BYTES", 8 * MB)
     monkeypatch.setattr(containment, "MAX_UNTAKEN_BYTES", 24 * MB)
     containment._untaken_since_s.clear()
-    invitations._applied.clear()
-    services.share_record(actor=COMMAND, address=ADDRESS, is_tls=False, certificate="")
-    yield
-    for user in redis_db.acl_users():
-        if user != "default":
-            redis_db.acl_deluser(user)
 
 
 def is_in(client: redis.Redis) -> bool:

@@ -1,6 +1,6 @@
 """An invited neuron writes anything of any type and size under each of its keys: the others go on.
 
-Every key family that a gateway or a control reads, and every kind of value. What is measured in
+Every family of keys that is its own, and every kind of value. What is measured in
 time elsewhere is counted here: an honest neuron's answers, and what gateways and controls read.
 """
 
@@ -15,31 +15,17 @@ import redis.asyncio
 
 from fleet import live
 from fleet.cache_reports import read_cache_reports
+from fleet.redis_users import COMMANDS
 from fleet.wishes import AdmissionPolicy, Wish, Wishes, encode_wishes
 from inference.gateway.gateway import Gateway
 from inference.protocol import keys
+from tests.hostile.conftest import EVIL, MB
+from tests.hostile.families import of_neuron
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_neuron import FakeNeuron
 
-EVIL = "evil"
-MB = 1_000_000
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
-
-Key = Callable[[str], str]
-"""Made of the gateway's id."""
-KEYS: dict[str, Key] = {
-    "heartbeat": lambda _: keys.heartbeat_key(EVIL),
-    "held": lambda _: keys.held_key(EVIL),
-    "downloads": lambda _: keys.downloads_key(EVIL),
-    "preparing": lambda _: keys.preparing_key(EVIL),
-    "usage": lambda _: keys.usage_key(EVIL),
-    "events": lambda gateway_id: keys.events_key(EVIL, gateway_id),
-    "lease": lambda _: keys.lease_key(EVIL),
-    "specs": lambda _: keys.specs_key(EVIL),
-    "frames": lambda _: keys.inbox_key(EVIL),
-    "queue": lambda _: keys.neuron_queue(EVIL),
-}
 
 Write = Callable[[redis.asyncio.Redis, str, str], Awaitable[Any]]
 """Given the client, the key and the gateway's id."""
@@ -65,6 +51,20 @@ VALUES: dict[str, Write] = {
 }
 
 
+TYPES = {"@string", "@list", "@set", "@sortedset", "@hash", "@stream", "@bitmap", "@geo"}
+"""Redis' categories of commands by the type of the values that they write."""
+
+
+async def test_every_type_that_it_can_write_is_tried(redis_client: redis.asyncio.Redis) -> None:
+    tried = set()
+    for name, write in VALUES.items():
+        await write(redis_client, name, "gw")
+        tried.add("@" + (await redis_client.type(name)).decode().replace("zset", "sortedset"))
+    infos = await redis_client.execute_command("COMMAND INFO", *COMMANDS)
+    written = {category.decode() for info in infos for category in info[6]} & TYPES
+    assert len(infos) == len(COMMANDS) and written and written <= tried
+
+
 def many_ids() -> bytes:
     """A list of held requests as msgpack: 300,000 ids of one letter, which are few bytes."""
     number = 300_000
@@ -79,7 +79,7 @@ async def invited(redis_client: redis.asyncio.Redis) -> None:
 
 
 @pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("family", KEYS)
+@pytest.mark.parametrize("family", of_neuron(EVIL))
 async def test_any_value_under_any_key(
     client: AsgiClient,
     gateway: Gateway,
@@ -92,7 +92,7 @@ async def test_any_value_under_any_key(
 ) -> None:
     assert (await client.post(CHAT, BODY)).status == 200
     await gateway.readers.ensure(EVIL)
-    key = KEYS[family](gateway.gateway_id)
+    key = of_neuron(EVIL, gateway_id=gateway.gateway_id)[family]
     await redis_client.delete(key)
     await VALUES[value](redis_client, key, gateway.gateway_id)
 

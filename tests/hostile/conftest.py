@@ -1,0 +1,47 @@
+"""A hostile neuron: all that a host may do that was invited, and what comes of it for the others.
+
+    test_commands      every command of Redis on every family of keys, as the host's user
+    test_values        every kind of value under every key that it may write
+    test_answers       every event with every field wrong, in every place of every kind of request
+    test_heartbeats    every field of its heartbeat wrong, in the snapshot and in the database
+    test_listings      every field of what else it lists: held requests, downloads, engine logs
+    test_bills         every field of its usage reports wrong, and receipts that are not its own
+    test_floods        too many bytes and keys: it is cut off with its reason, nobody else is
+    test_whole_server  every attack of ``benchmarks/gateway/hostile_host.py`` beside honest clients
+
+Keys and messages are not listed here: ``families.py`` finds the keys in ``inference.protocol.keys``
+and ``wrong.py`` makes wrong messages from their types, so that a new one is tried or fails a test.
+How gateways, controls and the ledger are built is as in their own tests, whose fixtures these are.
+"""
+
+from __future__ import annotations
+
+from tests.fleet.conftest import _fresh_catalogue_cache, build
+from tests.fleet.invited_hosts import shared_redis
+from tests.inference.gateway.conftest import (
+    catalogue,
+    client,
+    config,
+    directory,
+    gateway,
+    ledger,
+    neuron,
+    redis_client,
+)
+
+__all__ = [
+    "_fresh_catalogue_cache",
+    "build",
+    "catalogue",
+    "client",
+    "config",
+    "directory",
+    "gateway",
+    "ledger",
+    "neuron",
+    "redis_client",
+    "shared_redis",
+]
+
+EVIL = "evil"
+MB = 1_000_000

@@ -1,0 +1,157 @@
+"""Every command that Redis has, on keys of every family, by the user of an invited neuron."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from fleet.redis_users import rules, secret_hash, user_name, users_apply
+from inference.protocol import keys
+from tests.fleet.invited_hosts import guest, invite
+from tests.hostile.families import of_neuron, of_nobody
+
+NAME = "beast"
+NO_KEYS = {
+    *("ping", "hello", "auth", "quit", "reset", "client|setname", "client|id", "client|setinfo"),
+    *("multi", "exec", "discard", "unwatch"),
+}
+"""What names no key; nobody can be kept from logging in and leaving."""
+READ_AND_WRITE = {
+    *("get", "set", "del", "exists", "expire", "pexpire", "pttl", "watch"),
+    *("hget", "hset", "hsetnx", "hdel", "hgetall", "xadd", "xrange", "xdel"),
+    *("brpop", "rpop", "lpush", "rpush", "llen", "sadd", "srem", "smembers", "sismember"),
+}
+
+
+OWN = dict.fromkeys(
+    (
+        *("lease", "heartbeat", "held", "preparing", "downloads", "specs", "usage"),
+        *("events", "engine_log", "queue", "priority", "binding", "permanent_binding"),
+    ),
+    READ_AND_WRITE,
+) | {
+    "inbox": {"xrange", "xdel"},
+    "images": {"hgetall", "del"},
+}
+"""By family of its own keys, what it may do there."""
+OTHERS = {
+    **{f"another's {family}": key for family, key in of_neuron("other").items()},
+    **{f"a longer name's {family}": key for family, key in of_neuron(f"{NAME}2").items()},
+    **of_nobody(),
+    "anything": "x",
+    "its own, of no family": f"helexa:neuron:{NAME}:anything",
+}
+
+
+@pytest.fixture
+def client(redis_db: redis.Redis) -> Iterator[redis.Redis]:
+    users_apply(redis_db, {NAME: secret_hash("s")})
+    yield redis_db
+    redis_db.acl_deluser(user_name(NAME))
+
+
+@pytest.fixture
+def arities(client: redis.Redis) -> dict[str, int]:
+    """Of every command that this Redis has, as it counts them: negative where there may be more."""
+    run: Any = client.execute_command
+    infos = run("COMMAND INFO", *run("COMMAND LIST"))
+    return {name.decode(): arity for name, arity, *_ in infos}
+
+
+def allowed(client: redis.Redis, arities: dict[str, int], key: str) -> set[str]:
+    """The commands that it may give with that key in each place, but for those without keys."""
+    pipeline: Any = client.pipeline(transaction=False)
+    for name, arity in arities.items():
+        words = name.split("|")
+        num_keys = abs(arity) - len(words) if arity > 0 else max(-arity - len(words), 1)
+        pipeline.execute_command("ACL DRYRUN", user_name(NAME), *words, *[key] * num_keys)
+    told = pipeline.execute(raise_on_error=False)
+    assert len(told) > 200
+    return {name for name, answer in zip(arities, told, strict=True) if answer == b"OK"} - NO_KEYS
+
+
+def test_its_own_keys(client: redis.Redis, arities: dict[str, int]) -> None:
+    found = {family: allowed(client, arities, key) for family, key in of_neuron(NAME).items()}
+    assert found == OWN
+
+
+def test_no_rule_opens_a_key_of_no_family(client: redis.Redis) -> None:
+    """Each pattern of its user's rules is one that ``OWN`` has a key for."""
+    own = [*of_neuron(NAME).values(), keys.gateway_alive_key("gw")]
+    for rule in rules(NAME, secret_hash("s"), (7, 2)):
+        for pattern in re.findall(r"~([^)]+)", rule):
+            assert any(fnmatch.fnmatchcase(key, pattern) for key in own), pattern
+
+
+def test_no_command_reaches_another_key(client: redis.Redis, arities: dict[str, int]) -> None:
+    found = {what: allowed(client, arities, key) for what, key in OTHERS.items()}
+    assert {what: names for what, names in found.items() if names} == {"gateway_alive": {"exists"}}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_executed_its_own_keys_and_no_others(
+    redis_url: str, redis_db: redis.Redis, shared_redis: redis.Redis
+) -> None:
+    client = guest(redis_url, invite())
+    client.execute_command("SELECT", "0")
+    for key in ("heartbeat", "specs", "held", "usage", "lease"):
+        client.delete(f"helexa:neuron:beast:{key}")
+    client.lpush(keys.neuron_queue("beast"), b"x")
+    redis_db.xadd(keys.events_key("beast", "gw"), {b"": b""})
+    client.xadd(keys.events_key("beast", "gw"), {b"e": b"x"}, nomkstream=True)
+    redis_db.set(keys.gateway_alive_key("gw"), b"1")
+    assert client.exists(keys.gateway_alive_key("gw")) == 1
+    client.xadd(keys.usage_key("beast"), {b"r": b"x"})
+    forbidden: list[tuple[Any, ...]] = [
+        ("GET", keys.heartbeat_key("other")),
+        ("SET", keys.heartbeat_key("other"), "x"),
+        ("SET", keys.lease_key("beast2"), "x"),
+        ("HGETALL", keys.specs_key("other")),
+        ("XRANGE", keys.inbox_key("other"), "-", "+"),
+        ("LPUSH", keys.neuron_queue("other"), "x"),
+        ("BRPOP", keys.neuron_queue("beast2"), "1"),
+        ("LPUSH", keys.CONTROL_QUEUE, "x"),
+        ("XRANGE", keys.events_key("other", "gw"), "-", "+"),
+        ("XREAD", "STREAMS", keys.events_key("other", "gw"), "0"),
+        ("DEL", keys.events_key("other", "gw")),
+        ("XADD", keys.events_key("other", "gw"), "MAXLEN", "0", "*", "b", "x"),
+        ("EXPIRE", keys.events_key("other", "gw"), "0"),
+        ("SET", keys.gateway_marker_key("gw"), "x"),
+        ("XTRIM", keys.events_key("other", "gw"), "MAXLEN", "0"),
+        ("XADD", keys.usage_key("other"), "*", "r", "x"),
+        ("XRANGE", keys.usage_key("other"), "-", "+"),
+        ("DEL", keys.usage_key("other")),
+        ("GET", keys.gateway_alive_key("gw")),
+        ("DEL", keys.gateway_alive_key("gw")),
+        ("HGETALL", keys.limit_counts_key("key", "hx-1")),
+        ("ZADD", keys.NEURONS, "1", "other"),
+        ("HGETALL", keys.NEURON_WISHES),
+        ("GET", keys.CONTROL_LEADER),
+        ("HGETALL", "unacked"),
+        ("KEYS", "*"),
+        ("SCAN", "0"),
+        ("FLUSHALL",),
+        ("CONFIG", "GET", "*"),
+        ("ACL", "LIST"),
+        ("CLIENT", "LIST"),
+        ("MONITOR",),
+        ("SUBSCRIBE", "x"),
+        ("EVAL", "return redis.call('GET', KEYS[1])", "1", keys.heartbeat_key("other")),
+        ("EVAL", f"return redis.call('GET', '{keys.heartbeat_key('other')}')", "0"),
+        ("EVAL", "while true do end", "0"),
+        ("EVALSHA", "0" * 40, "0"),
+        ("SCRIPT", "LOAD", "return 1"),
+        ("SCRIPT", "FLUSH"),
+        ("FCALL", "f", "0"),
+        ("FUNCTION", "LIST"),
+        ("SELECT", "1"),
+        ("SHUTDOWN",),
+    ]
+    for command in forbidden:
+        with pytest.raises(redis.ResponseError, match=r"permission|can't access|can't run"):
+            client.execute_command(*command)

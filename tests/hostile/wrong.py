@@ -1,0 +1,119 @@
+"""Every message of a neuron with every field wrong, made from the messages' own types.
+
+A field that is added to a message is tried from then on: where its default is nothing, what it may
+hold is made up from its type.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+import numpy as np
+
+INTEGERS = (-1, -(10**9), 10**6, 2**31, 2**62, 2**63 - 1, 2**64 - 1)
+FLOATS = (math.nan, math.inf, -math.inf, -1.0, 1e300)
+TEXTS = ("", "\x1b[2J\n", "\0", "x" * 200_000)
+BYTES = (b"", b"\x00", np.full(4, math.nan, dtype="<f4").tobytes(), b"x" * 200_000)
+NONSENSE = "nonsense"
+
+
+def sample(kind: Any) -> Any:
+    """A value of that type, with something in every field that may hold something."""
+    kind, origin = _plain(kind), get_origin(_plain(kind))
+    if kind in SAMPLES:
+        return SAMPLES[kind]
+    if origin is Literal:
+        return get_args(kind)[0]
+    if origin in (Union, types.UnionType):
+        return sample(_first(kind))
+    if origin is list:
+        return [sample(get_args(kind)[0])]
+    if origin is tuple:
+        return tuple(sample(each) for each in get_args(kind) if each is not Ellipsis)
+    if origin is dict:
+        return {sample(get_args(kind)[0]): sample(get_args(kind)[1])}
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return next(iter(kind))
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return kind(**{field.name: sample(field.type) for field in msgspec.structs.fields(kind)})
+    raise TypeError(f"a neuron's message has a field of {kind}, which is not tried")
+
+
+SAMPLES: dict[Any, Any] = {
+    int: 1,
+    float: 1.0,
+    str: "a",
+    bytes: b"a",
+    bool: False,
+    Any: {"a": 1},
+}
+
+
+def wrong(value: Any, kind: Any) -> Iterator[Any]:
+    """``value``, which is of that type, with one thing in it wrong."""
+    kind = _plain(kind)
+    if value is None:
+        value = sample(_first(kind))
+        yield value
+    if isinstance(value, msgspec.Struct):
+        for field in msgspec.structs.fields(value):
+            for other in wrong(getattr(value, field.name), field.type):
+                yield msgspec.structs.replace(value, **{field.name: other})
+    elif isinstance(value, list | tuple):
+        yield from _wrong_items(value, _member(kind))
+    elif isinstance(value, dict):
+        yield from ({}, {TEXTS[1]: next(iter(value.values()), 1)})
+    else:
+        yield from _wrong_scalars(value)
+
+
+def _wrong_scalars(value: Any) -> Iterator[Any]:
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, enum.Enum):
+        yield from (each for each in type(value) if each is not value)
+    elif isinstance(value, int):
+        yield from INTEGERS
+    elif isinstance(value, float):
+        yield from FLOATS
+    elif isinstance(value, str):
+        yield from TEXTS
+    elif isinstance(value, bytes):
+        yield from BYTES
+    else:
+        raise TypeError(f"a neuron's message has {value!r}, which is not tried")
+    yield 7.5 if isinstance(value, str) else NONSENSE
+
+
+def _wrong_items(value: list[Any] | tuple[Any, ...], kind: Any) -> Iterator[Any]:
+    if not value:
+        value = type(value)((sample(kind),))
+        yield value
+    yield type(value)(())
+    yield type(value)((*value, *value, *value))
+    for other in wrong(value[0], kind):
+        yield type(value)((other, *value[1:]))
+
+
+def _member(kind: Any) -> Any:
+    """The type of a list's or a tuple's first member."""
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _member(_first(kind))
+    return get_args(kind)[0] if get_args(kind) else Any
+
+
+def _first(kind: Any) -> Any:
+    """Of a union, the first type that is not ``None``."""
+    if get_origin(kind) not in (Union, types.UnionType):
+        return kind
+    return next(each for each in get_args(kind) if each is not type(None))
+
+
+def _plain(kind: Any) -> Any:
+    return _plain(get_args(kind)[0]) if get_origin(kind) is Annotated else kind
