@@ -2,17 +2,18 @@
 
     gateway: too many faults in what it answers ─┬─▶ neuron_cut_off ─▶ its Redis user and keys go
     control: too many bytes or keys in Redis, ───┘                     its page says why
-             written by it, or sent to it and left there
+             written by it, sent to it and left
+             there, or held by its connections
 
 Redis has no bound of bytes for a user, so the control measures what each invited neuron has
-written, and what gateways sent to it. A neuron with the fleet's own password cannot be shut out of
-Redis: its faults are logged.
+written, what gateways sent to it, and what its connections hold. A neuron with the fleet's own
+password cannot be shut out of Redis: its faults are logged.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from django.utils import timezone
 
 from fleet import live
 from fleet.models import Invitation
+from fleet.redis_users import USER_PREFIX
 from fleet.services.heartbeats import problem_record
 from fleet.services.invitations import redis_users_apply
 from inference.protocol.keys import (
@@ -44,13 +46,16 @@ MAX_SCANNED_KEYS = 20_000
 """In one look: the rest is looked at when a neuron with too many keys is gone."""
 MAX_UNTAKEN_BYTES = 1024 * 1024 * 1024
 """Frames and images that gateways sent to one neuron and that it has not taken."""
-UNTAKEN_FOR_S = 10.0
-"""For how long they may be more: a burst is no fault of an honest neuron, which takes frames within
-a second and reads images while it prepares their requests."""
+MAX_CONNECTION_BYTES = 512 * 1024 * 1024
+"""Of all connections of one neuron: commands that it has sent in part, and answers of Redis that it
+asked for and does not read."""
+EXCESS_FOR_S = 10.0
+"""For how long there may be more of both: a burst is no fault of an honest neuron, which takes
+frames within a second and reads images while it prepares their requests."""
 KEYS_A_READ = 500
 
-_untaken_since_s: dict[str, float] = {}
-"""Since when this process has seen neurons leave more than that."""
+_excess_since_s: dict[tuple[str, str], float] = {}
+"""Since when this process has seen more than that, by neuron and what there is too much of."""
 
 
 @dataclass(slots=True)
@@ -88,8 +93,11 @@ def oversized_neurons_cut_off(*, client: redis.Redis, now_s: float) -> int:
         return 0
     try:
         found = _keys_by_neuron(client, invited)
+        connection_bytes = _connection_bytes(client)
         reasons = {
-            name: _excess(client, keys.written) or _untaken_excess(client, name, keys.sent, now_s)
+            name: _excess(client, keys.written)
+            or _untaken_excess(name, _num_bytes(client, keys.sent), now_s)
+            or _connection_excess(name, connection_bytes[name], now_s)
             for name, keys in found.items()
         }
     except (redis.RedisError, OSError) as error:
@@ -130,19 +138,44 @@ def _excess(client: redis.Redis, names: Sequence[bytes]) -> str:
     return f"it holds {num_bytes >> 20} MiB of Redis, {MAX_NEURON_BYTES >> 20} at most"
 
 
-def _untaken_excess(client: redis.Redis, name: str, sent: Sequence[bytes], now_s: float) -> str:
+def _untaken_excess(name: str, num_bytes: int, now_s: float) -> str:
     """Why what it leaves of what it was sent is too much, in words; empty where it is not."""
-    num_bytes = _num_bytes(client, sent)
-    if num_bytes <= MAX_UNTAKEN_BYTES:
-        _untaken_since_s.pop(name, None)
+    if not _lasts(name, "untaken", num_bytes > MAX_UNTAKEN_BYTES, now_s):
         return ""
-    if now_s - _untaken_since_s.setdefault(name, now_s) < UNTAKEN_FOR_S:
-        return ""
-    del _untaken_since_s[name]
     return (
         f"it does not take its requests: {num_bytes >> 20} MiB that were sent to it have been in "
-        f"Redis for over {UNTAKEN_FOR_S:.0f} s, {MAX_UNTAKEN_BYTES >> 20} at most"
+        f"Redis for over {EXCESS_FOR_S:.0f} s, {MAX_UNTAKEN_BYTES >> 20} at most"
     )
+
+
+def _connection_excess(name: str, num_bytes: int, now_s: float) -> str:
+    """Why what its connections hold is too much, in words; empty where it is not."""
+    if not _lasts(name, "connections", num_bytes > MAX_CONNECTION_BYTES, now_s):
+        return ""
+    return (
+        f"its connections have held {num_bytes >> 20} MiB of Redis for over {EXCESS_FOR_S:.0f} s, "
+        f"{MAX_CONNECTION_BYTES >> 20} at most: it does not read what it asks for"
+    )
+
+
+def _lasts(name: str, what: str, is_excess: bool, now_s: float) -> bool:
+    """Whether it has been so for ``EXCESS_FOR_S``; then counting begins anew."""
+    if not is_excess:
+        _excess_since_s.pop((name, what), None)
+        return False
+    if now_s - _excess_since_s.setdefault((name, what), now_s) < EXCESS_FOR_S:
+        return False
+    del _excess_since_s[name, what]
+    return True
+
+
+def _connection_bytes(client: redis.Redis) -> Counter[str]:
+    """By neuron, what Redis holds for all its connections."""
+    found: Counter[str] = Counter()
+    for one in client.client_list():
+        if one["user"].startswith(USER_PREFIX):
+            found[one["user"].removeprefix(USER_PREFIX)] += int(one["tot-mem"])
+    return found
 
 
 def _num_bytes(client: redis.Redis, names: Sequence[bytes]) -> int:

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def _small_bounds(shared_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containment, "MAX_NEURON_BYTES", 8 * MB)
     monkeypatch.setattr(containment, "MAX_UNTAKEN_BYTES", 24 * MB)
-    containment._untaken_since_s.clear()
+    monkeypatch.setattr(containment, "MAX_CONNECTION_BYTES", 16 * MB)
+    containment._excess_since_s.clear()
 
 
 def is_in(client: redis.Redis) -> bool:
@@ -94,6 +95,25 @@ def test_what_it_is_sent_and_never_takes_is_cut_off(
     assert not is_in(evil) and is_in(honest)
     assert redis_db.keys("helexa:neuron:evil:*") == []
     assert "does not take its requests" in Invitation.objects.get(neuron_name="evil").cut_off_reason
+
+
+def test_answers_that_it_does_not_read_are_cut_off(redis_url: str, redis_db: redis.Redis) -> None:
+    """They are in no key: no bound of keys counted them."""
+    evil, honest = guest(redis_url, invite("evil")), guest(redis_url, invite("beast"))
+    for client, name in ((evil, "evil"), (honest, "beast")):
+        client.set(keys.heartbeat_key(name), b"x" * MB)
+    unread = evil.connection_pool.get_connection()
+    for _ in range(30):
+        unread.send_command("GET", keys.heartbeat_key("evil"))
+    for _ in range(30):
+        honest.get(keys.heartbeat_key("beast"))
+    assert services.oversized_neurons_cut_off(client=redis_db, now_s=100.0) == 0
+    assert services.oversized_neurons_cut_off(client=redis_db, now_s=111.0) == 1
+    assert not is_in(evil) and is_in(honest)
+    reason = Invitation.objects.get(neuron_name="evil").cut_off_reason
+    assert "does not read what it asks for" in reason
+    users = [one["user"] for one in redis_db.client_list()]
+    assert "neuron-evil" not in users and "neuron-beast" in users
 
 
 @pytest.mark.parametrize("kind", SENT)
