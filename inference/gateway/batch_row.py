@@ -40,6 +40,11 @@ PARSERS: dict[str, Callable[[bytes, RequestContext], Any]] = {
 }
 ENGINE_ENDED = frozenset({"engine_crashed", "engine_hung", "device_fault"})
 """What a request fails with whose engine ended under it and others."""
+NEURON_LOST = "neuron_lost"
+"""What an accepted request fails with whose neuron died, of whatever cause."""
+MAX_NEURON_LOSSES = 2
+"""After how many a row is run once more. A host may lose power more often than an engine crashes,
+but a row whose text ends its neuron would end one instance after the other."""
 LOOK_FOR_ROOM_S = 0.5
 MOST_PAUSE_S = 60.0
 
@@ -52,11 +57,12 @@ class BatchRow:
     def __init__(
         self, gateway: Gateway, line: BatchLine, *, endpoint: str, alone: asyncio.Lock
     ) -> None:
-        """``alone`` is shared by the batch's rows: those under which an engine has died run one
-        after the other, so that the row that ends it is not run beside them again."""
+        """``alone`` is shared by the batch's rows: those under which an engine or a neuron has died
+        run one after the other, so that the row that ends it is not run beside them again."""
         self.request_id = uuid.uuid4().hex
         self._alone = alone
         self._num_worker_deaths = 0
+        self._num_neuron_losses = 0
         self._gateway = gateway
         self._line = line
         self._endpoint = endpoint
@@ -65,7 +71,7 @@ class BatchRow:
         self, find_principal: Callable[[], Awaitable[Principal]], *, until_unix_s: float
     ) -> IO[bytes]:
         """The body of its answer, from its beginning. What may succeed later is tried again, after
-        the end of an engine once.
+        the end of an engine once, after that of a neuron twice.
         Raises ``ApiError``, ``ExpiredError``."""
         parse = partial(PARSERS[self._endpoint], self._line.body, RequestContext())
         parsed = await self._gateway.images.parsed(parse, len(self._line.body))
@@ -74,7 +80,8 @@ class BatchRow:
         while True:
             try:
                 await self._wait_for_room(_inside(parsed).model, until_unix_s)
-                async with self._alone if self._num_worker_deaths else nullcontext():
+                is_suspect = self._num_worker_deaths + self._num_neuron_losses > 0
+                async with self._alone if is_suspect else nullcontext():
                     return await self._run(parsed, await find_principal())
             except ApiError as error:
                 if error.retry_after_s is None:
@@ -113,10 +120,14 @@ class BatchRow:
         return written
 
     def _blamed(self, error: ApiError) -> ApiError:
-        """What it failed with; where another engine has died under it, that it ends them."""
+        """What it failed with; where more engines or neurons have died under it than may, that it
+        ends them."""
         self._num_worker_deaths += error.code in ENGINE_ENDED
+        self._num_neuron_losses += error.code == NEURON_LOST
         if error.code in ENGINE_ENDED and self._num_worker_deaths > MAX_DEATHS:
             return RequestFailedError(broke_worker("an engine"))
+        if error.code == NEURON_LOST and self._num_neuron_losses > MAX_NEURON_LOSSES:
+            return RequestFailedError(broke_worker("a neuron"))
         return error
 
     async def _wait_for_room(self, model: str, until_unix_s: float) -> None:

@@ -8,6 +8,7 @@ import errno
 import itertools
 import json
 import threading
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -24,8 +25,9 @@ from msgspec import to_builtins
 from inference.batches import services
 from inference.batches.file_store import FileStore
 from inference.batches.result_files import ResultFiles
-from inference.gateway import batch_worker
+from inference.gateway import batch_row, batch_worker
 from inference.gateway.body_writer import FILE_PIECE_BYTES
+from inference.gateway.gateway import Gateway
 from inference.neuron.event_parts import batches_within
 from inference.protocol.events import (
     MAX_BATCH_BYTES,
@@ -142,6 +144,41 @@ async def test_a_row_that_ends_engines_is_run_twice_and_its_neighbours_are_answe
     assert error["response"]["body"]["error"]["code"] == "request_broke_worker"
     assert num_runs["poison"] == 2
     assert max(num_runs.values()) == 2
+
+
+async def test_a_row_under_which_neurons_die_is_run_three_times_at_most(
+    sdk: openai.AsyncOpenAI,
+    neuron: FakeNeuron,
+    gateway: Gateway,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was run until its batch expired, and ended an instance each time."""
+    monkeypatch.setattr(batch_row, "MOST_PAUSE_S", 0.05)
+    num_runs: Counter[str] = Counter()
+
+    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
+        name = "poison" if "poison" in json.dumps(to_builtins(submit.request)) else "other"
+        num_runs[name] += 1
+        if name == "other":
+            async for events in paris(submit):
+                yield events
+            return
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
+        while (stream := gateway.streams.get(submit.request_id)) and not stream.accepted:
+            await asyncio.sleep(0.01)
+        neuron.epoch = uuid.uuid4().hex
+        neuron.sequence_numbers.clear()
+        await neuron.beat()
+
+    neuron.script = script
+    made = await begin(sdk, line("poison"), line("other"))
+    ended = await until_ended(sdk, made.id)
+    assert ended.request_counts is not None
+    assert ended.request_counts.to_dict() == {"total": 2, "completed": 1, "failed": 1}
+    (error,) = (await results(sdk, ended.error_file_id)).values()
+    assert error["custom_id"] == "poison"
+    assert error["response"]["body"]["error"]["code"] == "request_broke_worker"
+    assert num_runs["poison"] == 3
 
 
 async def test_anthropics_batch_runs(
