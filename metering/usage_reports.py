@@ -30,7 +30,6 @@ from inference.protocol.keys import (
     NEURON_NAME,
     NEURON_WISHES,
     NEURONS,
-    USAGE_STREAM_MAX_ENTRIES,
     gateway_alive_key,
     usage_key,
 )
@@ -48,8 +47,10 @@ from metering.set_aside import UnfitReport, reports_set_aside
 logger = logging.getLogger(__name__)
 
 REPORTS_PER_BATCH = 200
-MAX_BATCHES = USAGE_STREAM_MAX_ENTRIES // REPORTS_PER_BATCH
-"""Of one neuron in one call: one that writes faster than its reports are settled ends no call."""
+MAX_BATCHES = 20
+"""Of one neuron in one call, which is one of the leader's ticks: a neuron that writes faster than
+its reports are settled would hold the tick until the lead lapses. As many as a stream may have are
+settled within five calls, long before the reservations would be swept."""
 MAX_STREAM_BYTES = 32 * 1024 * 1024
 """A stream of the most entries that a neuron keeps takes about a third of that."""
 

@@ -177,7 +177,6 @@ def test_one_that_writes_without_end_holds_up_no_other(
     """Its stream was read until it was empty, before the next neuron's, and the sweep after it."""
     id = hold()
     monkeypatch.setattr(usage_reports, "REPORTS_PER_BATCH", 1)
-    monkeypatch.setattr(usage_reports, "MAX_BATCHES", 20, raising=False)
     publish(redis_db, *[report(sealed=b"") for _ in range(50)], neuron="a-flood")
     publish(redis_db, report())
     assert settle_all(redis_db) == 1

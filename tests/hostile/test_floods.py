@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
+from django.test import Client
 
 from fleet import services
 from fleet.models import Invitation, Neuron
@@ -145,6 +147,16 @@ def test_it_takes_what_it_is_sent_and_writes_nothing_there(
     ):
         with pytest.raises(redis.ResponseError, match="permission"):
             evil.execute_command(*command)
+
+
+def test_the_dashboard_names_it_and_why(
+    admin_client: Client, redis_url: str, redis_db: redis.Redis
+) -> None:
+    evil = guest(redis_url, invite("evil"))
+    FLOODS["usage"](evil)
+    services.oversized_neurons_cut_off(client=redis_db, now_s=0.0)
+    board = admin_client.get("/admin/").content.decode()
+    assert "evil" in board and Invitation.objects.get().cut_off_reason in html.unescape(board)
 
 
 def test_invited_again_it_is_back(redis_url: str, redis_db: redis.Redis) -> None:

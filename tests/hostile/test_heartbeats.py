@@ -15,7 +15,12 @@ from fleet.models import Neuron
 from fleet.reports import MAX_REPLICAS, Report, read_report, tell_refusal
 from fleet.snapshot import build_snapshot
 from inference.protocol.engine import EngineStats
-from inference.protocol.heartbeat import HostInfo, NeuronHeartbeat, encode_heartbeat
+from inference.protocol.heartbeat import (
+    HostInfo,
+    NeuronHeartbeat,
+    ReplicaStatus,
+    encode_heartbeat,
+)
 from inference.protocol.images import VisionInput
 from inference.protocol.load import LoadFailure
 from inference.version import VERSION
@@ -150,6 +155,7 @@ def test_a_replica_that_nobody_ordered_does_not_exist(build, caplog) -> None:
             build.replica(model="stolen", order=elsewhere),
             build.replica(model="swapped", order=another),
             build.replica(model="odd", order="é" * 32),
+            build.replica(model="held up", status=ReplicaStatus.LOADING),
         ]
     )
     report = read_report("beast", encode_heartbeat(beat), ORDERS)
