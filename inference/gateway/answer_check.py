@@ -105,9 +105,9 @@ class AnswerCheck:
 
     __slots__ = (
         "_bounds",
-        "_bytes_left",
         "_is_accepted",
         "_is_only_counted",
+        "_max_output_tokens",
         "_num_calls",
         "_num_choices",
         "_num_open",
@@ -116,12 +116,15 @@ class AnswerCheck:
         "_num_vectors",
         "_request",
         "_vector_bytes",
+        "bytes_left",
     )
 
     def __init__(self, request: Request, bounds: UsageBounds) -> None:
         self._request = request
         self._bounds = bounds
-        self._bytes_left = _most_bytes(request, bounds)
+        self._max_output_tokens = bounds.output_tokens
+        self.bytes_left = _most_bytes(request, bounds)
+        """That its events may still take."""
         self._num_prompts = num_prompts(request)
         num_answers = request.n if isinstance(request, GenerationRequest) else 0
         self._num_choices = self._num_prompts * num_answers
@@ -136,22 +139,23 @@ class AnswerCheck:
 
     def check(self, event: Event, num_bytes: int = 0) -> None:
         """``num_bytes``: its share of its entry. Raises ``AnswerFaultError``."""
-        self._bytes_left -= num_bytes
-        self._require(self._bytes_left >= 0, "more bytes than its tokens can have")
+        self.bytes_left -= num_bytes
+        if self.bytes_left < 0:
+            raise AnswerFaultError("more bytes than its tokens can have")
         match event:
-            case Delta() | ReasoningDelta():
-                self._of_open_choice(event.index)
-                self._count_tokens(event.num_tokens)
-                if isinstance(event, Delta) and event.logprobs is not None:
+            case Delta():  # most events are this one
+                self._tokens_of_choice(event.index, event.num_tokens)
+                if event.logprobs is not None:
                     self._logprobs(event.logprobs)
+            case ReasoningDelta():
+                self._tokens_of_choice(event.index, event.num_tokens)
             case OutputTokens():
                 self._of_open_choice(event.index)
                 self._token_ids(event.token_ids)
             case ToolCallStarted() | ToolCallDelta():
                 self._call(event)
             case ChoiceFinished():
-                self._of_open_choice(event.index)
-                self._count_tokens(event.num_tokens)
+                self._tokens_of_choice(event.index, event.num_tokens)
                 self._num_calls[event.index] = -1
                 self._num_open -= 1
             case Accepted():
@@ -174,6 +178,15 @@ class AnswerCheck:
             case _:
                 raise AnswerFaultError("an event out of place")
 
+    def _tokens_of_choice(self, index: int, num_tokens: int) -> None:
+        num_all = self._num_tokens + num_tokens
+        is_open = 0 <= index < self._num_choices and self._num_calls.get(index, 0) >= 0
+        if is_open and num_tokens >= 0 and num_all <= self._max_output_tokens:
+            self._num_tokens = num_all
+            return
+        self._of_open_choice(index)
+        self._count_tokens(num_tokens)
+
     def _of_open_choice(self, index: int) -> None:
         if not 0 <= index < self._num_choices:
             raise AnswerFaultError(f"choice {index:.3e} of {self._num_choices}")
@@ -182,8 +195,8 @@ class AnswerCheck:
 
     def _count_tokens(self, num_tokens: int) -> None:
         self._num_tokens += num_tokens
-        if num_tokens < 0 or self._num_tokens > self._bounds.output_tokens:
-            most = self._bounds.output_tokens
+        if num_tokens < 0 or self._num_tokens > self._max_output_tokens:
+            most = self._max_output_tokens
             raise AnswerFaultError(f"{self._num_tokens:.3e} tokens told, {most} at most")
 
     def _logprobs(self, logprobs: list[TextLogprob]) -> None:
@@ -202,8 +215,7 @@ class AnswerCheck:
             self._require(logprob <= MAX_LOGPROB, "a log probability of more than all")
 
     def _call(self, event: ToolCallStarted | ToolCallDelta) -> None:
-        self._of_open_choice(event.index)
-        self._count_tokens(event.num_tokens)
+        self._tokens_of_choice(event.index, event.num_tokens)
         begun = self._num_calls.get(event.index, 0)
         if isinstance(event, ToolCallStarted):
             self._require(event.call_index == begun, "a tool call out of order")

@@ -36,7 +36,7 @@ MAX_QUEUED_EVENTS = 16_384
 MAX_QUEUED_BYTES = 128 * 1024 * 1024
 """The same in bytes of their entries: more than the largest answer that an honest neuron gives."""
 MAX_FRAGMENTED_BYTES = 64 * 1024 * 1024
-"""Of one event that comes in fragments."""
+"""Of one event that comes in fragments, where its request's tokens may take as much."""
 EVENTS_A_TAKE = 1024
 BYTES_A_TAKE = 256 * 1024
 """What a consumer is given at once; then other tasks get to run. As much as the reader delivers in
@@ -205,7 +205,7 @@ class RequestStream:
         if self.ended:
             return
         self._fragments += fragment.data
-        if len(self._fragments) > MAX_FRAGMENTED_BYTES:
+        if len(self._fragments) > min(MAX_FRAGMENTED_BYTES, self._check.bytes_left):
             self._fragments = bytearray()
             raise AnswerFaultError("an event of too many fragments")
         if not fragment.is_last:

@@ -246,6 +246,17 @@ async def test_what_breaks_a_bound_is_the_neurons_fault(
     assert all(settle.completion_tokens == 0 for settle in ledger.settled)
 
 
+async def test_fragments_count_before_their_event_is_whole(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    """Of a request for one token, 64 MiB were kept until the last of them came."""
+    piece = Fragment(request_id="", data=b"x" * 200_000)
+    neuron.script = sending([Accepted(request_id="", prompt_tokens=7), *[piece] * 20])
+    body = {"model": "tiny", **PLAIN, "max_tokens": 1}
+    answer = await asyncio.wait_for(client.post("/v1/chat/completions", body), GENEROUS_S)
+    assert (answer.status, answer.json["error"]["code"]) == (503, "neuron_fault")
+
+
 CONTEXTS: dict[str, tuple[int | None, int]] = {
     "bounded by the catalogue": (1000, 1000),
     "bounded by nothing": (None, DEFAULT_OUTPUT_TOKENS),
