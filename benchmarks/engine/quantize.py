@@ -17,7 +17,7 @@ import torch
 from inference.loading.quantize import LARGEST_4_BIT_CODE, Bits, quantize
 from inference.models.stored import GROUP_FEATURES
 
-BITS: tuple[Bits, ...] = (8, 4)
+BITS: tuple[Bits, ...] = (8, 6, 5, 4)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from fleet.models import CatalogueModel, Device, Neuron, Replica
 from fleet.outdated import is_outdated
 from fleet.overview import fleet_overview
 
-QUANTISED = ("q4", "q8", "fp8")
+QUANTISED = ("q4", "q5", "q6", "q8", "fp8")
 """While loading: it takes less than its files."""
 
 

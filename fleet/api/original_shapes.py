@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.quant_names import QUANTIZATION_OF_NAME
 from fleet.models import LoadJob
 from inference.protocol.capabilities import with_text
 from inference.protocol.heartbeat import (
@@ -118,7 +119,7 @@ def ensure_as_catalogued(
     harness, quant = body.get("harness"), body.get("quant")
     if harness is not None and harness not in harnesses:
         raise ProblemError(400, "wrong_harness", f"There is no harness {harness!r} here")
-    if quant is not None and str(quant).lower() not in _quants(entry):
+    if quant is not None and not _is_loaded_as(entry, str(quant)):
         detail = f"The catalogue loads {entry.name} otherwise than as {quant!r}: change it there"
         raise ProblemError(400, "other_quant", detail)
     if body.get("tensor_parallel") not in (None, entry.tensor_parallel):
@@ -156,8 +157,11 @@ def _cards(heartbeat: NeuronHeartbeat) -> list[DeviceInfo]:
     return [device for device in heartbeat.devices if device.kind == "cuda"]
 
 
-def _quants(entry: CatalogueEntry) -> set[str]:
-    return {word.lower() for word in (entry.file, entry.quantization) if word}
+def _is_loaded_as(entry: CatalogueEntry, quant: str) -> bool:
+    """By the file's name, our word for what it is quantised to, or the original's."""
+    name = quant.lower()
+    of_original = QUANTIZATION_OF_NAME.get(name)
+    return name == (entry.file or "").lower() or entry.quantization in (name, of_original)
 
 
 def _load_of(state: ReplicaState) -> dict[str, Any]:

@@ -6,7 +6,9 @@ or in models.toml follows from its kind. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from inference.protocol.keys import NEURON_NAME
 
@@ -37,9 +39,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One of a few words."""
+    """One of a few words. ``synonyms``, in small letters, are read as one of them."""
 
     words: tuple[str, ...]
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+
+    def canonical(self, value: Any) -> Any:
+        """A synonym as the word that it stands for; all else as it is."""
+        return self.synonyms.get(value.lower(), value) if isinstance(value, str) else value
 
     def problem(self, value: object) -> str | None:
         return None if value in self.words else f"{value!r} is not one of {', '.join(self.words)}"

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 from fleet.catalogue.kinds import MAX_BYTES, Count, Flag, Money, NeuronNames, Number, Text, Word
+from fleet.catalogue.quant_names import QUANTIZATION_OF_NAME
 from fleet.catalogue.setting import Section, Setting, setting
 from inference.protocol.adapters import DEFAULT_ADAPTER_SLOTS
 from inference.protocol.load import KVDtype, Quantization, Speculation
@@ -123,11 +124,11 @@ class CatalogueSettings:
     quantization: Quantization = field(
         default="auto",
         metadata=setting(
-            Word(get_args(Quantization)),
+            Word(get_args(Quantization), QUANTIZATION_OF_NAME),
             Section.WEIGHTS,
             "auto: weights stay as their file holds them. none: the same, and quantised files are "
-            "refused. q4, q8, fp8: dense weights are quantised while they load (fp8 on CUDA "
-            "devices that multiply it).",
+            "refused. q4, q5, q6, q8, fp8: dense weights are quantised while they load (fp8 on "
+            "CUDA devices that multiply it).",
             travels=True,
             decides_weights=True,
         ),

@@ -64,6 +64,8 @@ def stored(kind: Kind, value: Any) -> Any:
     """The value of a setting, as its column holds it."""
     if isinstance(kind, Text):
         return "" if value is None else value
+    if isinstance(kind, Word):
+        return kind.canonical(value)
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from fleet.catalogue import SETTINGS, SettingValue
-from fleet.catalogue.kinds import Count, Money, NeuronNames, Number
+from fleet.catalogue.kinds import Count, Money, NeuronNames, Number, Word
 
 KEY_OF_SETTING = {name: name for name in SETTINGS} | {
     "max_context_tokens": "limit.context",
@@ -56,6 +56,8 @@ def from_toml(name: str, value: Any) -> Any:
             return float(value)
         case NeuronNames():
             return tuple(value) if isinstance(value, list) else value
+        case Word():
+            return kind.canonical(value)
         case _:
             return value
 

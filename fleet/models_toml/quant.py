@@ -6,23 +6,20 @@ are quantised to while they load for a model that spans cards.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-QUANTISED = re.compile(r"q([2-8])_?(?:k|[01])", re.IGNORECASE)
-"""``q4_0``, ``q6k``: the bits, and a layout of the original's own."""
+from fleet.catalogue.quant_names import QUANTIZATION_OF_NAME
+
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
-KNOWN = "q4, q8, bf16, f16, f32"
-OF_BITS = {"2": "q4", "3": "q4", "4": "q4", "5": "q8", "6": "q8", "8": "q8"}
+KNOWN = "q4k, q5k, q6k, q8_0, bf16, f16, f32"
 
 
 def while_loading(quant: str) -> dict[str, Any] | None:
     """The settings that bring dense weights to it; ``None`` for a name of files alone."""
     if (dtype := DTYPES.get(quant.lower())) is not None:
         return {"dtype": dtype}
-    match = QUANTISED.fullmatch(quant)
-    bits = None if match is None else OF_BITS.get(match[1])
-    return None if bits is None else {"quantization": bits}
+    quantization = QUANTIZATION_OF_NAME.get(quant.lower())
+    return None if quantization is None else {"quantization": quantization}
 
 
 def names_a_file(quant: str, source: str, num_ranks: int) -> bool:

@@ -17,9 +17,9 @@ SHORTEST_CONTEXT_TOKENS = 256
 """What must fit beside the weights for the model to be of any use."""
 
 GROUPED_4_BIT = frozenset({"Q4_0", "Q4_1", "Q4_K", "INT4", "q4"})
-GROUPED_8_BIT = frozenset({"Q5_0", "Q8_0", "INT8", "q8", "MXFP4"})
+GROUPED_8_BIT = frozenset({"Q5_0", "Q8_0", "INT8", "q5", "q6", "q8", "MXFP4"})
 FP8 = "fp8"
-"""Small letters: quantised while loading."""
+"""Small letters: quantised while loading. torch's kernel takes q5 and q6 as 8 bits."""
 BYTES_PER_4_BIT_WEIGHT = 0.5 + 4 / 32
 """Code, and two 2-byte numbers per group of 32."""
 BYTES_PER_8_BIT_WEIGHT = 1 + 4 / 32
@@ -32,6 +32,8 @@ NATIVE_BYTES_PER_WEIGHT = {
     "INT4": 0.625,
     "INT8": 1.0625,
     "MXFP4": 1.0625,
+    "q5": 0.6875,
+    "q6": 0.8125,
     "Q2_K": 0.390625,
     "Q3_K": 0.4453125,
     "Q4_K": 0.578125,

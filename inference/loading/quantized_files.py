@@ -1,9 +1,10 @@
 """``TensorFiles`` whose dense matrices come out quantised, one at a time as they are asked for.
 
-With q4 and q8, projections take the bits that were asked for. Embedding tables and output heads
-always take 8: no residual stream dilutes what a table adds to the first hidden state, and no later
-product averages out what a head adds to a logit. With fp8 they stay dense, for the same reason, and
-projections are rounded on their device, by ``LinearFactory``; here they are only counted.
+With q4, q5, q6 and q8, projections take the bits that were asked for. Embedding tables and output
+heads always take 8: no residual stream dilutes what a table adds to the first hidden state, and no
+later product averages out what a head adds to a logit. With fp8 they stay dense, for the same
+reason, and projections are rounded on their device, by ``LinearFactory``; here they are only
+counted.
 
 Norms, biases, routers of experts, and matrices whose sides fit no kernel stay dense.
 """
@@ -29,17 +30,25 @@ from inference.models.stored import GROUP_FEATURES, StoredWeight
 from inference.protocol.load import LoadSpec
 from inference.supervised_threads import SupervisedPool
 
-InSitu = Literal["q4", "q8", "fp8"]
+InSitu = Literal["q4", "q5", "q6", "q8", "fp8"]
 """What a dense matrix can be made into."""
 
 DENSE_FORMATS = frozenset({"F32", "F16", "BF16", "F8_E4M3"})
 """fp8 is multiplied out as it is read, which leaves a dense weight."""
 SAME_AS: dict[str, InSitu] = {
     **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K", "INT4"), "q4"),
+    **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), "q5"),
+    "Q6_K": "q6",
     **dict.fromkeys(("Q8_0", "INT8"), "q8"),
 }
-BITS: dict[InSitu, Bits] = {"q4": 4, "q8": 8}
-BYTES_PER_GROUP: dict[InSitu, int] = {"q4": 16 + 2 * 2, "q8": 32 + 2, "fp8": 32}
+BITS: dict[InSitu, Bits] = {"q4": 4, "q5": 5, "q6": 6, "q8": 8}
+BYTES_PER_GROUP: dict[InSitu, int] = {
+    "q4": 16 + 2 * 2,
+    "q5": 20 + 2,
+    "q6": 24 + 2,
+    "q8": 32 + 2,
+    "fp8": 32,
+}
 
 
 class QuantizedFiles:

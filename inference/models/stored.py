@@ -34,7 +34,8 @@ class GroupedWeight:
     """w = scale * code + minimum, one scale and minimum per row and group of 32.
 
     4 bits: ``codes`` uint8 in 0..15 and ``minimums`` given. 5 bits: uint8 in 0..31 and ``minimums``
-    given, or int8 in -16..15 and ``minimums`` ``None`` (zero). 8 bits: int8 and ``None``.
+    given, or int8 in -16..15 and ``minimums`` ``None`` (zero). 6 bits: int8 in -32..31 and
+    ``None``. 8 bits: int8 and ``None``.
     ``codes`` (out_features, in_features); ``scales`` and ``minimums`` (out_features,
     in_features / 32) float16 or float32.
     """

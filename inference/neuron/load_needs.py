@@ -15,7 +15,7 @@ from inference.protocol.load import AsleepBytes, LoadFailure, LoadSpec
 
 BESIDE_FILES_BYTES = 256 * 1024**2
 """What an engine process and a step take, as far as the size of files tells."""
-LEAST_OF_FILES = {"q4": 0.125, "q8": 0.25, "fp8": 0.25}
+LEAST_OF_FILES = {"q4": 0.125, "q5": 0.15625, "q6": 0.1875, "q8": 0.25, "fp8": 0.25}
 """The least part of its files that a model's weights take: files of 32-bit numbers shrink most.
 What is not quantised while loading takes half of such files, in 16 bits."""
 LEAST_OF_DENSE_FILES = 0.5

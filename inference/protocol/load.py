@@ -13,7 +13,7 @@ from inference.protocol.adapters import DEFAULT_ADAPTER_SLOTS
 from inference.protocol.images import VisionInput
 from inference.protocol.prefill_speed import PrefillSpeed
 
-Quantization = Literal["auto", "none", "q4", "q8", "fp8"]
+Quantization = Literal["auto", "none", "q4", "q5", "q6", "q8", "fp8"]
 """What becomes of weights while they load. ``auto``: they stay as their file holds them. ``none``:
 the same, and a file that is quantised is refused. The others quantise dense weights."""
 

@@ -188,6 +188,8 @@ def test_the_catalogue_is_written_by_its_own_rules(writer: Api) -> None:
     assert (changed["max_context_tokens"], changed["pinned_on"]) == (64, ["beast"])
     assert changed["spec_digest"] != made["spec_digest"]
     assert writer.patch("catalogue/tiny", {"max_replicas": "x"}, 400)["param"] == "max_replicas"
+    assert writer.patch("catalogue/tiny", {"quantization": "Q6K"})["quantization"] == "q6"
+    assert writer.patch("catalogue/tiny", {"quantization": "q7k"}, 400)["param"] == "quantization"
     writer.post("aliases", {"name": "openai/gpt-5", "model": "tiny"}, 201)
     assert writer.get("aliases?model=tiny")["data"] == [{"name": "openai/gpt-5", "model": "tiny"}]
     assert writer.get("catalogue/tiny")["aliases"] == ["openai/gpt-5"]

@@ -173,6 +173,11 @@ def test_the_originals_load_refuses_flatly(writer: Api, model, beat, build, sent
     assert "already loaded" in refused({"model_id": "tiny"})
     assert "harness" in refused({"model_id": "tiny", "harness": "vllm"})
     assert "otherwise" in refused({"model_id": "tiny", "quant": "q4_k_m"})
+    model.quantization = "q6"
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["quantization"])
+    assert "otherwise" in refused({"model_id": "tiny", "quant": "q8_0"})
+    for quant in ("q6", "q6k", "Q6_K"):
+        assert "already loaded" in refused({"model_id": "tiny", "quant": quant})
     assert "shared by 1 ranks" in refused({"model_id": "tiny", "tensor_parallel": 2})
     assert "catalogue" in refused({"model_id": "other"}, 404)
     assert "model_id" in refused({})

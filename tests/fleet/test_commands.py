@@ -86,9 +86,12 @@ def test_a_model_from_add_to_remove(told: Told, beat, build, sent) -> None:
         "max_context_tokens=64",
         "--set",
         "pinned_on=beast",
+        "--set",
+        "quantization=q5k",
     )
     model = CatalogueModel.objects.get()
     assert (model.max_context_tokens, model.pinned_on) == (64, ["beast"])
+    assert model.quantization == "q5"
     assert "unloaded" in told("models", "list")
     told("models", "load", "tiny", "--no-wait")
     assert "load tiny on beast: pending" in told.out

@@ -20,15 +20,15 @@ Written by `python -m inference.models.families.table > docs/models.md` from the
 weights are downloaded.
 
 Every family runs on torch's operators, from safetensors as they are or quantised while loading
-(`q4`, `q8`; `fp8` where a card has it). On a CPU with a C++ compiler the native decoder runs those
-whose layers it computes, on a CUDA card Triton's kernels do: the load report says which, and why
-not. Tools and thinking follow from a model's chat template, not from its family.
+(`q4`, `q5`, `q6`, `q8`; `fp8` where a card has it). On a CPU with a C++ compiler the native decoder
+runs those whose layers it computes, on a CUDA card Triton's kernels do: the load report says which,
+and why not. Tools and thinking follow from a model's chat template, not from its family.
 
 Safetensors whose weights are quantised already are read as well: AWQ and GPTQ of 4 bits, GPTQ of 8,
 compressed-tensors of 4 and 8 bits, and fp8 with scales of blocks, rows or all
 (`tests/inference/loading/test_packed_files.py`). Codes of 4 and 8 bits are kept as they are, scales
 and zero points in float16 where a kernel wants that; GPTQ ordered by activation becomes bfloat16,
-and so does fp8, which `q4`, `q8` and `fp8` then quantise as any dense weight. MXFP4 (gpt-oss) is
+and so does fp8, which `q4` to `q8` and `fp8` then quantise as any dense weight. MXFP4 (gpt-oss) is
 kept exactly, in 8 bits. bitsandbytes, NVFP4 and others are refused by name.
 
 Checkpoints that nest a text model beside towers (`mistral3`, `gemma3`, `gemma4`) are read as that

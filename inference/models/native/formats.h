@@ -5,7 +5,7 @@
 // input features, [32 g, 32 g + 32) for group g:
 //
 //   panel   block  block  block ...
-//   block   [scales][group]                         q4 q5_0 q5_1 q8: one group
+//   block   [scales][group]                         q4 q5_0 q5_1 q6 q8: one group
 //           [super-scales][[scales][group]] x 8     q2k q3k q4k q5k q6k: eight groups
 //   group   [plane] or [plane of the low bits][plane of the high bits]
 //
@@ -14,6 +14,7 @@
 //   q4      4         scale * code + minimum                    32 features         0.625
 //   q5_0    4 + 1     scale * (code - 16)                       32                  0.6875
 //   q5_1    4 + 1     scale * code + minimum                    32                  0.75
+//   q6      4 + 2     scale * (code - 32)                       32                  0.8125
 //   q8      8         scale * (code - 128)                      32                  1.0625
 //   q2k     2         (super * scale) * code + superm * minimum 16                  0.390625
 //   q3k     2 + 1     (super * scale) * (code - 4)              16                  0.4453125
@@ -36,7 +37,7 @@
 namespace helexa {
 
 enum Format : int32_t {
-  kF32, kQ4, kQ8, kQ5_0, kQ5_1, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K
+  kF32, kQ4, kQ8, kQ5_0, kQ5_1, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K, kQ6
 };
 
 // Vector j of a plane's codes of four features each, moved up by `Shift` bits.
@@ -70,7 +71,7 @@ HELEXA_INLINE Head load_head(const uint8_t* block) {
   else return {load_f16(block), f32x16{}};
 }
 
-// q4, q5_0, q5_1, q8: the head has the scales of its one group.
+// q4, q5_0, q5_1, q6, q8: the head has the scales of its one group.
 template <int Bits, bool HasMinimum>
 struct GroupFormat {
   static constexpr int kBits = Bits, kParts = 1, kBlockGroups = 1;
@@ -111,6 +112,7 @@ HELEXA_INLINE void with_format(Format format, const Use& use) {
     case kQ4: return use(GroupFormat<4, true>{});
     case kQ5_0: return use(GroupFormat<5, false>{});
     case kQ5_1: return use(GroupFormat<5, true>{});
+    case kQ6: return use(GroupFormat<6, false>{});
     case kQ8: return use(GroupFormat<8, false>{});
     case kQ2K: return use(SuperFormat<2, 2, true>{});
     case kQ3K: return use(SuperFormat<3, 2, false>{});

@@ -33,12 +33,14 @@ class Format(IntEnum):
     Q4_K = 7
     Q5_K = 8
     Q6_K = 9
+    Q6 = 10
 
 
 GROUPED_FORMATS = {
     (4, True): Format.Q4,
     (5, False): Format.Q5_0,
     (5, True): Format.Q5_1,
+    (6, False): Format.Q6,
     (8, False): Format.Q8,
 }
 """By bits, and whether there are minimums."""

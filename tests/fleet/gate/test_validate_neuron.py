@@ -58,9 +58,10 @@ def test_a_model_that_answers_otherwise_is_red(tmp_path: Path) -> None:
     assert code == 1
 
 
+@pytest.mark.parametrize("quant", ["Q4", "q4k"])
 @pytest.mark.parametrize("gate_code", [0, 1])
-def test_a_model_is_loaded_asked_and_unloaded(gate_code: int, tmp_path: Path) -> None:
-    model = ("qwen", "Q4", "2")
+def test_a_model_is_loaded_asked_and_unloaded(gate_code: int, quant: str, tmp_path: Path) -> None:
+    model = ("qwen", quant, "2")
     assert validated(tmp_path, FIT, code=gate_code, model=model) == (gate_code, "")
     assert (tmp_path / "jobs").read_text().splitlines() == [
         "show qwen --json --url",

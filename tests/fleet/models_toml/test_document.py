@@ -54,6 +54,14 @@ def problems(text: str) -> tuple[Problem, ...]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("given", "quantization"), [("q5", "q5"), ("Q5_K", "q5"), ("q6k", "q6"), ("q8_0", "q8")]
+)
+def test_quantization_has_the_originals_names_too(given: str, quantization: str) -> None:
+    text = f'[[models]]\nid = "tiny"\nsource = "pypi:tiny"\nquantization = "{given}"'
+    assert model(text).settings.quantization == quantization
+
+
 def test_a_file_of_the_originals() -> None:
     large, small = read_document(ORIGINAL).models
     assert (large.id, large.name) == ("Qwen/Qwen3.6-27B", "qwen3.6-27b")

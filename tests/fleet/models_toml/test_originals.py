@@ -19,7 +19,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen/Qwen3.6-27B": (
         "qwen3.6-27b",
         {
-            "quantization": "q8",
+            "quantization": "q6",
             "max_context_tokens": 101376,
             "max_output_tokens": 8192,
             "min_devices": 2,
@@ -36,7 +36,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3.6-35b-a3b",
         {"quantization": "q4", "min_devices": 2, "tensor_parallel": 2, "vram_mb": 22000},
     ),
-    "Qwen/Qwen3-32B": ("qwen3-32b", {"quantization": "q8", "min_devices": 4, "tensor_parallel": 4}),
+    "Qwen/Qwen3-32B": ("qwen3-32b", {"quantization": "q5", "min_devices": 4, "tensor_parallel": 4}),
     "Qwen/Qwen3-14B": ("qwen3-14b", {"quantization": "q8"} | TWO),
     "Qwen/Qwen3-8B": ("qwen3-8b", {"dtype": "bfloat16"} | TWO),
     "Qwen/Qwen3-4B": (
@@ -55,11 +55,11 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen/Qwen3-Coder-30B-A3B-Instruct": (
         "qwen3-coder-30b-a3b-instruct",
-        {"quantization": "q8"} | TWO,
+        {"quantization": "q5"} | TWO,
     ),
     "Qwen/Qwen3-VL-8B-Instruct": (
         "qwen3-vl-8b-instruct",
-        {"quantization": "q8"} | TWO,
+        {"quantization": "q5"} | TWO,
     ),
     "Qwen/Qwen3-VL-4B-Instruct": (
         "qwen3-vl-4b-instruct",
@@ -78,9 +78,9 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
         {"quantization": "q8"} | TWO,
     ),
     "unsloth/Qwen3-8B": ("unsloth-qwen3-8b", {"quantization": "q8"}),
-    "mistralai/Ministral-8B-Instruct-2410": ("ministral-8b-instruct-2410", {"quantization": "q8"}),
+    "mistralai/Ministral-8B-Instruct-2410": ("ministral-8b-instruct-2410", {"quantization": "q6"}),
     "HuggingFaceTB/SmolLM3-3B": ("smollm3-3b", {"quantization": "q4"}),
-    "ibm-granite/granite-3.3-8b-instruct": ("granite-3.3-8b-instruct", {"quantization": "q8"}),
+    "ibm-granite/granite-3.3-8b-instruct": ("granite-3.3-8b-instruct", {"quantization": "q5"}),
     "microsoft/Phi-4-mini-instruct": ("phi-4-mini-instruct", {"dtype": "bfloat16"}),
     "google/gemma-3-4b-it": ("gemma-3-4b-it", {"dtype": "float16"}),
     "allenai/OLMo-2-1124-7B-Instruct": ("olmo-2-1124-7b-instruct", {}),

@@ -54,6 +54,10 @@ def test_the_native_decoder_packs_every_format() -> None:
     tensors = [("Q4_K", 25600), ("Q6_K", 25600), ("F32", 10)]
     need = memory_need(CONFIG, tensors, 4, kv_format="fp32", is_native=True)
     assert need.weight_bytes == 14800 + 21000 + 40
+    while_loading = [("q5", 3200), ("q6", 3200)]
+    need = memory_need(CONFIG, while_loading, 4, kv_format="fp32", is_native=True)
+    assert need.weight_bytes == 2200 + 2600
+    assert memory_need(CONFIG, while_loading, 4, kv_format="fp32").weight_bytes == 2 * 3600
     assert memory_need(CONFIG, tensors, 4, kv_format="fp32").weight_bytes == 16000 + 4 * 25600 + 40
 
 

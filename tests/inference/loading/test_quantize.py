@@ -8,6 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from gguf import dequantize
+from gguf import quantize as quantize_as_gguf
+from gguf.constants import GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,6 +70,45 @@ def test_four_bits_are_never_worse_than_smallest_and_largest(
     assert grouped.codes.max() <= 15
 
 
+@given(seed=st.integers(0, 2**31), exponent=st.integers(-8, 8), bits=st.sampled_from([5, 6]))
+def test_five_and_six_bits_are_never_worse_than_the_largest_at_the_lowest_code(
+    threads: ThreadPoolExecutor, seed: int, exponent: int, bits: int
+) -> None:
+    weight = random_weight(seed, 2.0**exponent)
+    grouped = quantize(weight, bits, threads)
+    assert grouped.minimums is None and grouped.codes.dtype == torch.int8
+    lowest = -(2 ** (bits - 1))
+    assert grouped.codes.min() >= lowest and grouped.codes.max() < -lowest
+    groups = by_group(weight)
+    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    scales = (largest / lowest).half().float()
+    plain = (scales * (groups / scales).round().clamp(lowest, -lowest - 1) - groups) ** 2
+    assert ((error(weight, grouped) ** 2).sum(-1) <= plain.sum(-1) * 1.001).all()
+
+
+def test_each_bit_more_leaves_about_half_the_error(threads: ThreadPoolExecutor) -> None:
+    weight = torch.randn(256, 512, generator=torch.Generator().manual_seed(1))
+    errors = {
+        bits: float((error(weight, quantize(weight, bits, threads)) ** 2).mean().sqrt())
+        for bits in (4, 5, 6, 8)
+    }
+    for more, fewer in ((5, 4), (6, 5)):
+        assert 0.4 * errors[fewer] < errors[more] < 0.6 * errors[fewer]
+    assert errors[8] < 0.3 * errors[6]
+
+
+@pytest.mark.parametrize(("bits", "theirs"), [(4, "Q4_1"), (5, "Q5_0"), (8, "Q8_0")])
+def test_no_more_error_than_ggufs_own_reference(
+    threads: ThreadPoolExecutor, bits: int, theirs: str
+) -> None:
+    """gguf quantises by the rules of llama.cpp. Of 8 bits ours has one code less."""
+    weight = torch.randn(256, 512, generator=torch.Generator().manual_seed(2))
+    type = GGMLQuantizationType[theirs]
+    found = torch.from_numpy(dequantize(quantize_as_gguf(weight.numpy(), type), type))
+    ours = (error(weight, quantize(weight, bits, threads)) ** 2).mean()
+    assert ours <= (1.01 if bits == 8 else 0.95) * (found - weight).square().mean()
+
+
 def test_four_bits_leave_a_tenth_less_than_smallest_and_largest(
     threads: ThreadPoolExecutor,
 ) -> None:
@@ -78,7 +120,7 @@ def test_four_bits_leave_a_tenth_less_than_smallest_and_largest(
     assert ours < 0.9 * plain
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 5, 6, 8])
 def test_what_groups_can_hold_they_hold_exactly(threads: ThreadPoolExecutor, bits: int) -> None:
     generator = torch.Generator().manual_seed(3)
     scales = (torch.rand(40, 2, generator=generator) + 0.5).half()
@@ -86,6 +128,11 @@ def test_what_groups_can_hold_they_hold_exactly(threads: ThreadPoolExecutor, bit
         codes = torch.randint(-126, 127, (40, 64), generator=generator).to(torch.int8)
         codes[:, ::32] = 127
         source = GroupedWeight(bits=8, codes=codes, scales=scales)
+    elif bits in (5, 6):
+        lowest = -(2 ** (bits - 1))
+        codes = torch.randint(lowest + 1, -lowest, (40, 64), generator=generator).to(torch.int8)
+        codes[:, ::32] = lowest
+        source = GroupedWeight(bits=bits, codes=codes, scales=scales)
     else:
         codes = torch.randint(1, 15, (40, 64), generator=generator).to(torch.uint8)
         codes[:, ::32], codes[:, 1::32] = 0, 15
@@ -96,7 +143,7 @@ def test_what_groups_can_hold_they_hold_exactly(threads: ThreadPoolExecutor, bit
     assert torch.equal(grouped.dequantize(), source.dequantize())
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 5, 6, 8])
 @pytest.mark.parametrize("value", [0.0, -0.25, 3.0])
 def test_a_group_of_one_value(threads: ThreadPoolExecutor, bits: int, value: float) -> None:
     weight = torch.full((2, 32), value)
@@ -104,7 +151,7 @@ def test_a_group_of_one_value(threads: ThreadPoolExecutor, bits: int, value: flo
     assert (off <= abs(value) * FLOAT16_STEP * 2).all()
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 5, 6, 8])
 def test_chunks_do_not_show(threads: ThreadPoolExecutor, bits: int) -> None:
     features = 256
     num_rows = 2 * CHUNK_WEIGHTS // features + 3
@@ -116,7 +163,7 @@ def test_chunks_do_not_show(threads: ThreadPoolExecutor, bits: int) -> None:
         assert torch.equal(part.scales, whole.scales[rows])
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 5, 6, 8])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e6])
 def test_values_that_no_group_can_hold(
     threads: ThreadPoolExecutor, bits: int, value: float

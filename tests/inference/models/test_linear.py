@@ -55,7 +55,8 @@ def grouped(
         codes = torch.randint(0, 16, shape, generator=generator, dtype=torch.uint8)
         minimums = -scales * 7.5
     else:
-        codes = torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
+        half = 2 ** (bits - 1)
+        codes = torch.randint(-half, half, shape, generator=generator, dtype=torch.int8)
         minimums = None
     return GroupedWeight(
         bits=bits,
@@ -80,7 +81,7 @@ def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 @requires_int4
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 5, 6, 8])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(48, 64), (192, 576), (64, 1536)])
 @pytest.mark.parametrize("num_rows", [1, 3, 32, 100])
@@ -94,7 +95,7 @@ def test_both_phases_match_the_dequantised_weight(
         factory._packed_trials = None  # torch's kernels, also where Triton's are faster
         linear, outcome = factory.linear(stored)
         assert isinstance(linear, QuantizedLinear)
-        assert outcome.startswith(f"{bits}-bit kernel")
+        assert outcome.startswith(f"{4 if bits == 4 else 8}-bit kernel")
         assert (linear.out_features, linear.in_features) == shape
         x = torch.randn(num_rows, shape[1])
         for phase in (linear.decode, linear.prefill):
@@ -171,7 +172,7 @@ def test_stacked_parts_stand_side_by_side() -> None:
     assert torch.equal(stacked.prefill(x), stacked.decode(x))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 6, 8])
 def test_embeddings_are_looked_up_exactly(bits: int) -> None:
     stored = grouped(bits, 64, 32)
     ids = torch.tensor([3, 0, 63, 3])

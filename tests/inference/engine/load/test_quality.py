@@ -24,9 +24,9 @@ from tests.inference.engine.conftest import CONTEXT_TOKENS
 
 CALMER = 0.3
 """Times the layers' weights: as they are, a change of a hundredth is another model by layer 3."""
-LEAST_COSINE: dict[Quantization, float] = {"q8": 0.9995, "q4": 0.975}
+LEAST_COSINE: dict[Quantization, float] = {"q8": 0.9995, "q6": 0.998, "q5": 0.99, "q4": 0.975}
 """Of the logits with those of the dense weights, in the mean over tokens."""
-MOST_NATS: dict[Quantization, float] = {"q8": 0.002, "q4": 0.15}
+MOST_NATS: dict[Quantization, float] = {"q8": 0.002, "q6": 0.01, "q5": 0.04, "q4": 0.15}
 
 
 def save_calmer(source: Path, directory: Path, dtype: torch.dtype) -> Path:
@@ -78,7 +78,7 @@ def words(
 
 
 @pytest.mark.parametrize("execution", ["torch", "native"])
-@pytest.mark.parametrize("quantization", ["q8", "q4"])
+@pytest.mark.parametrize("quantization", ["q8", "q6", "q5", "q4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 def test_a_quantised_model_stays_close_to_its_dense_self(
     tiny_model_dir: Path,

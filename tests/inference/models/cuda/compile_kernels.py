@@ -35,9 +35,16 @@ PACKED_CONSTANTS = {
     "parts": PARTS[0],
     "is_exact": False,
 }
-# bits, zero, features of a group, whether it has minimums: q4, q8, Q6_K and, whose codes lie in two
-# places and whose tiles are the largest, Q5_K.
-PACKED_FORMATS = (4, 0, 32, True), (8, 128, 32, False), (6, 32, 16, False), (6, 0, 32, True)
+# bits, zero, features of a group, whether it has minimums: q4, q8, q5, q6, Q6_K and, whose codes
+# lie in two places and whose tiles are the largest, Q5_K.
+PACKED_FORMATS = (
+    (4, 0, 32, True),
+    (8, 128, 32, False),
+    (6, 16, 32, False),
+    (6, 32, 32, False),
+    (6, 32, 16, False),
+    (6, 0, 32, True),
+)
 POINTWISE_TYPES = {
     "hidden": "*bf16",
     "added": "*bf16",

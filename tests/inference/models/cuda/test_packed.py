@@ -59,6 +59,7 @@ WEIGHTS = {
     "Q4": grouped(4, signed=False),
     "Q5 with minimums": grouped(5, signed=False),
     "Q5": grouped(5, signed=True),
+    "Q6": grouped(6, signed=True),
     "Q8": grouped(8, signed=True),
 } | {f"Q{bits}_K": super_block(bits) for bits in (2, 3, 4, 5, 6)}
 

@@ -24,7 +24,7 @@ from inference.models.decoder import DecoderModel
 from inference.models.registry import AnyModel
 from inference.models.state_storage import LayerState
 from inference.protocol.engine import CancelSequence, SequenceStep
-from inference.protocol.load import LoadSpec
+from inference.protocol.load import LoadSpec, Quantization
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 from tests.inference.greedy import greedy
 from tests.inference.models.families import tiny_hybrid as tiny
@@ -248,8 +248,11 @@ def test_gguf(name: str, directory: Path, answers: Answer) -> None:
     assert found == {str(length): answers(prompt_of(length)) for length in LENGTHS}
 
 
+@pytest.mark.parametrize("quantization", ["q6", "q8"])
 @pytest.mark.parametrize("name", LOADED, indirect=True)
-def test_a_load(directory: Path, tmp_path: Path, native_cache_dir: Path) -> None:
+def test_a_load(
+    directory: Path, tmp_path: Path, native_cache_dir: Path, quantization: Quantization
+) -> None:
     """Quantised as it is loaded, so that the dense weights beside it are run layer by layer."""
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "native").symlink_to(native_cache_dir)
@@ -258,7 +261,7 @@ def test_a_load(directory: Path, tmp_path: Path, native_cache_dir: Path) -> None
         model="tiny",
         source=f"path:{directory}",
         devices=["cpu"],
-        quantization="q8",
+        quantization=quantization,
         max_concurrent_sequences=4,
         kv_memory_bytes=4 * 1024**2,
     )
@@ -266,6 +269,7 @@ def test_a_load(directory: Path, tmp_path: Path, native_cache_dir: Path) -> None
     report, engine = loaded.report, loaded.engine
     has_tower = directory.name.startswith("qwen3_5")
     assert ("tensors of vision left out" in report.quantization) == has_tower
+    assert quantization in report.quantization
     assert "states of 4 sequences and 8 snapshots" in report.context_reason
     assert report.compiled.startswith(("native decoder", "torch operators"))
     assert "not measured" not in report.quality

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inference.loading.quantize import quantize
+from inference.loading.quantize import Bits, quantize
 from inference.loading.rank_files import RankFiles, packing_groups
 from inference.loading.tensor_files import TensorFiles
 from inference.models.batch import Batch, Pictures, PrefillSpan
@@ -121,13 +121,13 @@ def test_logits_are_one_ranks(ranks: TwoRanks, name: str) -> None:
 
 
 class PackedFiles(MemoryFiles):
-    """In 4 bits and in 8, where groups of 32 inputs come out even."""
+    """In ``bits``, those of ``down_proj`` last, where groups of 32 inputs come out even."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+    def __init__(self, tensors: dict[str, torch.Tensor], bits: tuple[Bits, Bits]) -> None:
         super().__init__(tensors)
         with ThreadPoolExecutor(1) as threads:
             self._packed = {
-                name: quantize(weight, 8 if "down_proj" in name else 4, threads)
+                name: quantize(weight, bits["down_proj" in name], threads)
                 for name, weight in tensors.items()
                 if weight.ndim == 2 and weight.shape[1] % 32 == 0 and "_proj" in name
             }
@@ -137,18 +137,26 @@ class PackedFiles(MemoryFiles):
 
     def format_of(self, name: str) -> str:
         packed = self._packed.get(name)
-        return "F32" if packed is None else "Q8_0" if packed.bits == 8 else "Q4_1"
+        return "F32" if packed is None else f"q{packed.bits}"
 
 
+@pytest.mark.parametrize("bits", [(4, 8), (6, 5)], ids=["4 and 8", "6 and 5"])
 @pytest.mark.parametrize("name", ["llama", "phi3", "qwen2_moe"])
-def test_packed_weights_are_cut_between_their_groups(ranks: TwoRanks, name: str) -> None:
+def test_packed_weights_are_cut_between_their_groups(
+    ranks: TwoRanks, name: str, bits: tuple[Bits, Bits]
+) -> None:
     """The MLP of 96 is three groups: the ranks hold two and one."""
     config = config_of(name)
-    files = PackedFiles(random_tensors(config))
+    files = PackedFiles(random_tensors(config), bits)
     part = RankFiles(files, rank_cuts(config, rank_share(config, 1, 2, {"inner": 32})))
     output = part.stored("model.layers.0.self_attn.o_proj.weight")
     assert output.shape == (64, 32) == part.shape_of("model.layers.0.self_attn.o_proj.weight")
     check(ranks, config, files)
+
+
+def test_a_packed_hybrid_is_shared(ranks: TwoRanks) -> None:
+    config = config_of("qwen3_next")
+    check(ranks, config, PackedFiles(random_tensors(config), (5, 6)))
 
 
 def test_pictures_take_their_rows_places_on_every_rank(ranks: TwoRanks) -> None:
