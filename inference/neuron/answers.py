@@ -16,6 +16,7 @@ from typing import Literal
 from inference.neuron.choice_events import ChoiceEvents
 from inference.neuron.echo import Echo
 from inference.neuron.prompt_scores import PromptScores
+from inference.neuron.request_details import ChoiceDetails
 from inference.neuron.text_logprobs import text_logprob
 from inference.protocol.engine import (
     SequencesEmbedded,
@@ -44,6 +45,7 @@ class Choice:
         is_empty: bool = False,
         at_limit: Literal["length", "context"] = "length",
         returns_token_ids: bool = False,
+        log: ChoiceDetails | None = None,
     ) -> None:
         """``is_empty``: only the prompt is computed; the one token that the engine has to sample is
         not told. ``at_limit``: why the answer ends when it has reached its last allowed token."""
@@ -68,6 +70,7 @@ class Choice:
         self._scores = scores
         self._is_empty = is_empty
         self._returns_token_ids = returns_token_ids
+        self._log = log
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -95,6 +98,8 @@ class Choice:
             logprobs += self._settle(kinds)
             # The engine's count holds the stop token too, which is not among the ids.
             self.num_output_tokens = max(step.num_output_tokens, self.num_output_tokens)
+        if self._log is not None:
+            self._log.pieces(pieces)
         events = self._events.of(pieces, logprobs)
         if self._returns_token_ids and taken:
             events.insert(0, self._events.tokens(taken))

@@ -8,6 +8,7 @@ from inference.neuron.errors import RequestRefusedError
 from inference.neuron.model_text import ModelText
 from inference.neuron.prompt_scores import PromptScores
 from inference.neuron.prompts import Prepared
+from inference.neuron.request_details import ChoiceDetails, RequestDetails
 from inference.protocol.events import Failure
 from inference.protocol.generation import ChatInput, GenerationRequest
 from inference.text.choice_text import ChoiceText
@@ -15,25 +16,36 @@ from inference.text.tool_calls.call_parser import CallParser
 
 
 def build_answer(
-    request_id: str, request: GenerationRequest, prepared: Prepared, text: ModelText
+    request_id: str,
+    request: GenerationRequest,
+    prepared: Prepared,
+    text: ModelText,
+    details: RequestDetails | None = None,
 ) -> Answer:
-    """Raises ``RequestRefusedError`` for an empty stop string."""
+    """``details``: where it is logged what is read out of the answer. Raises
+    ``RequestRefusedError`` for an empty stop string."""
     if not all(request.stop):
         raise RequestRefusedError(
             Failure(code="invalid_value", message="a stop string is empty", param="stop")
         )
+    tool_names = [tool.name for tool in prepared.tools]
+    logs = [
+        None if details is None else details.choice(index, tool_names)
+        for index in range(len(prepared.prompts) * request.n)
+    ]
     choices = [
         Choice(
             request_id=request_id,
             index=index,
-            text=_choice_text(request, prepared, text),
+            text=_choice_text(request, prepared, text, log),
             echo=echo_of(index // request.n, request, prepared, text) if request.echo else None,
             scores=_scores(request_id, index, request),
             is_empty=request.sampling.max_tokens == 0,
             at_limit=prepared.limit.reason,
             returns_token_ids=request.returns_token_ids,
+            log=log,
         )
-        for index in range(len(prepared.prompts) * request.n)
+        for index, log in enumerate(logs)
     ]
     prompt_lengths = [len(prompt) for prompt in prepared.prompts]
     return Answer(request_id, choices, prompt_lengths=prompt_lengths, n=request.n)
@@ -47,15 +59,18 @@ def _scores(request_id: str, index: int, request: GenerationRequest) -> PromptSc
     return PromptScores(request_id, index // request.n, num_top)
 
 
-def _choice_text(request: GenerationRequest, prepared: Prepared, text: ModelText) -> ChoiceText:
+def _choice_text(
+    request: GenerationRequest, prepared: Prepared, text: ModelText, log: ChoiceDetails | None
+) -> ChoiceText:
     tools = prepared.tools
     calls = None
     parser = None
     if isinstance(request.input, ChatInput) and tools:
         calls = text.tool_format_of(request.input)
         parser = None if calls is None else calls.parser(tools)
-    if isinstance(parser, CallParser) and prepared.params.grammar is not None:
-        parser.streams_arguments = True
+    if isinstance(parser, CallParser):
+        parser.streams_arguments = prepared.params.grammar is not None
+        parser.on_decision = None if log is None else log.decision
     return ChoiceText(
         text.tokenizer,
         stop=request.stop,

@@ -22,7 +22,8 @@ from inference.neuron.service import NeuronService
 from inference.neuron.silence import silence_limit_s
 from inference.neuron.simulated_devices import SimulatedDevices
 from inference.neuron.tasks import register_tasks
-from inference.settings.neuron import NEURON_DRAIN_S
+from inference.settings.accounts import LoggedBodies
+from inference.settings.neuron import LOG_BODIES, NEURON_DRAIN_S
 from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
 from inference.settings.storage import DATA_DIR, REDIS_STALL_S, REDIS_URL
 from inference.settings.table import check_settings
@@ -68,6 +69,7 @@ def run(name: str) -> int:
         stall_limit_s=REDIS_STALL_S.read(os.environ),
         cache_dir=data_dir / "models",
         on_name_lost=ending.name_is_lost,
+        bodies=_logged_bodies(),
     )
     try:
         service.lease.acquire(EarlierLife(data_dir, name))
@@ -89,6 +91,13 @@ def run(name: str) -> int:
     exit_code = 0 if ending.is_asked_for else int(worker.exitcode or 0)
     ending.finish()
     return EXIT_NAME_LOST if ending.is_name_lost else exit_code
+
+
+def _logged_bodies() -> LoggedBodies:
+    bodies = LOG_BODIES.read(os.environ)
+    if bodies != LOG_BODIES.default:
+        log.warning("at debug level this log contains prompts and calls of: %s", bodies)
+    return bodies
 
 
 def _made_data_dir() -> Path:

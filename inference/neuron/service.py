@@ -55,6 +55,8 @@ from inference.protocol.held import HeldRequests, held_requests
 from inference.protocol.load import LoadSpec
 from inference.protocol.stalls import KEPT_AFTER_LIMIT_S
 from inference.sandbox.pool import WorkerPool
+from inference.settings.accounts import LoggedBodies
+from inference.settings.neuron import LOG_BODIES
 from inference.settings.storage import REDIS_STALL_S
 from inference.supervised_threads import mend_threads, thread_problems
 from inference.version import VERSION
@@ -85,12 +87,13 @@ class NeuronService:
         stall_limit_s: float = REDIS_STALL_S.default,
         cache_dir: Path = Path("var/models"),
         on_name_lost: Callable[[], None] = lambda: None,
+        bodies: LoggedBodies = LOG_BODIES.default,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``stall_limit_s``: how long gateways wait for a Redis that does not answer.
         ``load_stall_limit_s``: how long a load or download may make no progress; ``None``: for
         ever, by ``clock``. ``cache_dir``: where downloads go. ``on_name_lost``: another neuron has
-        this one's name; called once, by the heartbeat."""
+        this one's name; called once, by the heartbeat. ``bodies``: whose texts are logged."""
         self.name = name
         self.epoch = uuid.uuid4().hex
         self.lease = NameLease(client, neuron=name, epoch=self.epoch)
@@ -122,6 +125,7 @@ class NeuronService:
                 publish=self._publisher.publish,
                 take=self._take,
                 read_images=self._images.read,
+                bodies=bodies,
             ),
             self._marks,
         )

@@ -31,6 +31,7 @@ from inference.neuron.images import sequence_images
 from inference.neuron.live_request import AddressedEvent, Answer, sequence_id
 from inference.neuron.model_text import ModelText
 from inference.neuron.prompts import Prepared, count_tokens, prepare
+from inference.neuron.request_details import details_of
 from inference.neuron.request_table import RequestTable
 from inference.neuron.sampling_params import used_sampling
 from inference.neuron.tokenizing import tokenized
@@ -49,6 +50,8 @@ from inference.protocol.generation import (
 from inference.protocol.images import SequenceImage
 from inference.protocol.sampling import SamplingParams
 from inference.sandbox.caller import Caller
+from inference.settings.accounts import LoggedBodies
+from inference.settings.neuron import LOG_BODIES
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +66,15 @@ class Starter:
         publish: Callable[[list[AddressedEvent]], None],
         take: Callable[[str], tuple[EngineProcess, ModelText]],
         read_images: Callable[[str], dict[str, bytes]],
+        bodies: LoggedBodies = LOG_BODIES.default,
     ) -> None:
         """``take`` gives what runs a model's request, ``read_images`` a request's images by
-        digest; both raise ``RequestRefusedError``."""
+        digest; both raise ``RequestRefusedError``. ``bodies``: whose texts are logged."""
         self._table = table
         self._publish = publish
         self._take = take
         self._read_images = read_images
+        self._bodies = bodies
 
     def admit(self, submit: Submit) -> bool:
         """Before it waits for anything. ``False``: it was delivered before."""
@@ -134,7 +139,10 @@ class Starter:
     ) -> None:
         request_id = submit.request_id
         prepared = prepare(request, text, Allowance.of(submit))
-        answer = build_answer(request_id, request, prepared, text)
+        details = details_of(submit, self._bodies)
+        if details is not None:
+            details.prompts(prepared, text.tokenizer, _tool_format(request, text))
+        answer = build_answer(request_id, request, prepared, text, details)
         images = []
         if prepared.images:
             images = sequence_images(prepared.images, self._read_images(request_id))
@@ -191,6 +199,13 @@ class Starter:
         if self._table.started(request_id):
             for index in range(answer.num_sequences):
                 engine.cancel(sequence_id(request_id, index))
+
+
+def _tool_format(request: GenerationRequest, text: ModelText) -> str | None:
+    if not isinstance(request.input, ChatInput) or not request.input.tools:
+        return None
+    found = text.tool_format_of(request.input)
+    return None if found is None else found.name
 
 
 def _suits(request: Request, text: ModelText) -> bool:

@@ -96,6 +96,8 @@ class SequenceTiming(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the prompt were computed, not taken from the prefix cache."""
     queue_ms: float = 0.0
     """From its submission to the start of its first step."""
+    memory_bytes: int = 0
+    """What the engine held of its device when the sequence ended; 0: not reported."""
 
 
 class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from inference.settings.accounts import Accounts, LoggedBodies
 from inference.settings.kinds import Choice, Command, Decimal, FilePath, Flag, Text, WholeNumber
 from inference.settings.limits import MAX_COUNT, MAX_WAIT_S
 from inference.settings.setting import Reader, Setting
@@ -20,6 +21,16 @@ NEURON_DRAIN_S: Setting[int] = Setting(
     "an agent's answer. Without any it stops at once, as it does at 0 or a second signal. Give a "
     "service manager a longer stop timeout. Under `serve` it is 0, since the gateway has ended its "
     "requests before",
+)
+LOG_BODIES: Setting[LoggedBodies] = Setting(
+    name="HELEXA_LOG_BODIES",
+    kind=Accounts(),
+    default=LoggedBodies(),
+    default_words="none",
+    readers=NEURON,
+    doc="accounts whose prompts, calls and broken calls the neuron's log contains at debug level, "
+    "masked and bounded; `all`: everyone's. Of others it contains lengths and digests; see "
+    "[Requests at debug level](monitoring.md#requests-at-debug-level)",
 )
 STEP_TIMEOUT_S: Setting[float] = Setting(
     name="HELEXA_STEP_TIMEOUT_S",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import msgspec
 import psutil
 import torch
 
+from inference.engine.pending_outputs import Output
 from inference.logs.phases import phases
 from inference.protocol.engine import (
     EngineMessage,
@@ -21,32 +23,39 @@ logger = logging.getLogger(__name__)
 
 
 def logging_ends(send: Callable[[EngineMessage], None]) -> Callable[[StepOutputs], None]:
-    """``send``, which logs what has ended first."""
+    """``send``, which logs what has ended first, and adds to its timing what the engine holds of
+    the device then."""
 
     def log_and_send(outputs: StepOutputs) -> None:
-        for output in outputs.outputs:
-            if isinstance(output, SequenceStep):
-                if output.timing is not None:
-                    _log_finished(output, outputs.stats)
-            elif isinstance(output, SequenceFailed):
-                logger.warning("%s %s: %s", output.sequence_id, output.code, output.message)
+        if any(map(_has_ended, outputs.outputs)):
+            logged = [_logged(output, outputs.stats) for output in outputs.outputs]
+            outputs = msgspec.structs.replace(outputs, outputs=logged)
         send(outputs)
 
     return log_and_send
 
 
-def _log_finished(step: SequenceStep, stats: EngineStats) -> None:
-    assert step.timing is not None
+def _has_ended(output: Output) -> bool:
+    is_last_step = isinstance(output, SequenceStep) and output.timing is not None
+    return is_last_step or isinstance(output, SequenceFailed)
+
+
+def _logged(output: Output, stats: EngineStats) -> Output:
+    if isinstance(output, SequenceFailed):
+        logger.warning("%s %s: %s", output.sequence_id, output.code, output.message)
+    if not isinstance(output, SequenceStep) or output.timing is None:
+        return output
+    timing = msgspec.structs.replace(output.timing, memory_bytes=held_bytes())
     logger.info(
-        "%s %s completion=%d%s kv_blocks=%d/%d memory_bytes=%d",
-        step.sequence_id,
-        step.finish_reason,
-        step.num_output_tokens,
-        phases(step.timing, step.num_output_tokens),
+        "%s %s completion=%d%s kv_blocks=%d/%d",
+        output.sequence_id,
+        output.finish_reason,
+        output.num_output_tokens,
+        phases(timing, output.num_output_tokens),
         stats.kv_blocks_used,
         stats.kv_blocks_total,
-        held_bytes(),
     )
+    return msgspec.structs.replace(output, timing=timing)
 
 
 def held_bytes() -> int:

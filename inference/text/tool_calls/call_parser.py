@@ -13,14 +13,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 from inference.text.parts import Part
-from inference.text.tool_calls.call_reader import CallReader
+from inference.text.tool_calls.call_reader import CallReader, ReadCall
 from inference.text.tool_calls.free_text import FreeText
 from inference.text.tool_calls.part_list import PartList
 
 _CALL_CHARACTERS = frozenset('"{}[]:<>=')
 """What the remains of a call have and a line of prose behind a call rarely does."""
+
+
+class Decision(NamedTuple):
+    """What a parser made of one block."""
+
+    block: str
+    """Its text as it came, with what was read behind it."""
+    calls: tuple[ReadCall, ...]
+    """Those that were held back until the block ended; streamed ones are left out."""
+    refusal: str
+    """Why the block, or what is left of it behind its calls, is text; empty where nothing is."""
+    has_streamed: bool = False
+    """Whether calls of it were sent as they were generated."""
 
 
 class CallParser(ABC):
@@ -32,6 +46,8 @@ class CallParser(ABC):
         """Sends JSON arguments as they are generated. Set before the first text, and only where a
         grammar holds the answer to calls that can be read. An answer cut off by its limit leaves
         such arguments unfinished."""
+        self.on_decision: Callable[[Decision], None] | None = None
+        """Called for each block that has been decided. Set before the first text."""
         self._markers = markers
         self._inner_closings: Collection[str] = ()
         """Markers behind a call of a section, which goes on."""
@@ -106,9 +122,11 @@ class CallParser(ABC):
         """The reader is done."""
         assert self._calls is not None
         if not self._calls.calls and not self._calls.has_streamed:
-            self._reject(is_text_to_the_end=self._calls.has_begun)
+            begun = self._calls.has_begun
+            why = "its call cannot be read" if begun else "no call follows its opening"
+            self._reject(why, is_text_to_the_end=begun)
         elif self._calls.is_broken:
-            self._accept()
+            self._accept("its last call cannot be read")
             self._resume_text(follows_call=False)
             self._read = self._read_rest
         elif self._calls.has_streamed or self._calls.is_closed:
@@ -131,14 +149,14 @@ class CallParser(ABC):
             self._text.reject()
         self._following += self._text.take()
         if self._following and not self._is_apart():
-            self._reject(is_text_to_the_end=True)
+            self._reject("text joins its calls", is_text_to_the_end=True)
             return position
         if self._text.found is not None and not self._following:
             self._accept()
             self._follows_call = True
             return self._found(position)
         if self._needs_closing and self._following:
-            self._reject(is_text_to_the_end=True)
+            self._reject("text stands where it has to be closed", is_text_to_the_end=True)
         elif self._text.found is not None or "\n" in self._following:
             return self._resume(position) if self._judge() else position
         return position
@@ -155,7 +173,8 @@ class CallParser(ABC):
         is_prose = not _CALL_CHARACTERS.intersection(line) and not self._needs_closing
         is_text = is_prose and self._is_apart() and not self._calls.tail.strip()
         if self._following and not is_text:
-            self._reject(is_text_to_the_end=True)
+            why = "what follows its calls may be a part of them"
+            self._reject(why, is_text_to_the_end=True)
             return False
         following = self._following
         self._accept()
@@ -168,8 +187,10 @@ class CallParser(ABC):
         behind = [self._calls.tail, *self._block[self._num_call_pieces :]]
         return "".join(behind)[:1].isspace()
 
-    def _accept(self) -> None:
+    def _accept(self, refusal: str = "") -> None:
+        """``refusal``: why what is left of the block is text."""
         assert self._calls is not None
+        self._report(tuple(self._calls.calls), refusal)
         for call in self._calls.calls:
             self._parts.start_call(call.name)
             self._parts.add_arguments(call.arguments)
@@ -179,13 +200,19 @@ class CallParser(ABC):
         self._block.clear()
         self._following = ""
 
-    def _reject(self, *, is_text_to_the_end: bool) -> None:
+    def _reject(self, refusal: str, *, is_text_to_the_end: bool) -> None:
         """All of the block is text."""
+        self._report((), refusal)
         self._parts.add_text("".join(self._block))
         self._block.clear()
         self._resume_text(follows_call=False)
         if is_text_to_the_end:
             self._read = self._read_rest
+
+    def _report(self, calls: tuple[ReadCall, ...], refusal: str) -> None:
+        if self.on_decision is not None:
+            has_streamed = self._calls is not None and self._calls.has_streamed
+            self.on_decision(Decision("".join(self._block), calls, refusal, has_streamed))
 
     def _read_rest(self, text: str, position: int) -> int:
         self._parts.add_text(text[position:])

@@ -131,7 +131,13 @@ def _output(step: str, index: int = 0) -> SequenceStep | SequenceFailed | Sequen
 @pytest.mark.parametrize(
     ("end", "words"),
     [
-        ("finish", {"finished", "prompt=7", "completion=2", "queue_ms=12", "prefill_tokens=50"}),
+        (
+            "finish",
+            {
+                *("finished", "prompt=7", "completion=2", "queue_ms=12", "prefill_tokens=50"),
+                *("prefill_ms=100", "decode_ms=500", "memory_bytes=123456789"),
+            },
+        ),
         ("engine_failed", {"engine_error", "prompt=7", "completion=1"}),
         ("engine_cancelled", {"cancelled", "completion=1"}),
     ],
@@ -144,7 +150,13 @@ def test_each_end_is_a_line_of_the_log(
     table = RequestTable(UsageReportBook(), clock=lambda: next(now_s))
     _running(table, _answer(tokenizer))
     table.apply([_output("token")])
-    timing = SequenceTiming(queue_ms=12.0, prefill_ms=100.0, decode_ms=500.0, prefill_tokens=50)
+    timing = SequenceTiming(
+        queue_ms=12.0,
+        prefill_ms=100.0,
+        decode_ms=500.0,
+        prefill_tokens=50,
+        memory_bytes=123_456_789,
+    )
     last: dict[str, SequenceStep | SequenceFailed | SequenceCancelled] = {
         "finish": SequenceStep(
             sequence_id="r/0",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from inference.settings.accounts import Accounts
 from inference.settings.addresses import (
     MetricsAddress,
     Networks,
@@ -68,6 +69,8 @@ def accepted(setting: Setting[Any]) -> tuple[str, ...]:
             return (*words, words[-1].upper())
         case LogLevels():
             return ("info", "DEBUG", "error,a.b=debug", "inference.neuron=info")
+        case Accounts():
+            return ("all", "acme", " acme, other ")
         case Text(min_characters=least):
             return ("x" * max(1, least), "x" * 4096)
         case FilePath():
@@ -104,6 +107,8 @@ def refused(setting: Setting[Any]) -> tuple[str, ...]:
             return ("other", f"{words[0]}x", "1")
         case LogLevels():
             return ("loud", "info,debug", "a=", "=info", "info;a=debug", "a=info,a=debug")
+        case Accounts():
+            return (",", " , ,")
         case Text(min_characters=least):
             return ("x" * (least - 1), "x", f" {'x' * (least - 2)} ") if least else ()
         case FilePath():

@@ -46,13 +46,17 @@ def test_a_line_for_each_end_and_none_for_tokens(caplog: pytest.LogCaptureFixtur
         stats=STATS,
     )
     logging_ends(sent.append)(outputs)
-    assert sent == [outputs]
+    (told,) = sent
+    assert isinstance(told, StepOutputs) and told.stats == STATS
+    assert [told.outputs[0], told.outputs[2]] == [outputs.outputs[0], outputs.outputs[2]]
+    ended = told.outputs[1]
+    assert isinstance(ended, SequenceStep) and ended.timing is not None
+    assert ended.timing.memory_bytes > 1_000_000
     finished, failed = caplog.records
     assert (finished.levelname, failed.levelname) == ("INFO", "WARNING")
     words = finished.getMessage().split()
     assert words[:3] == ["ends/0", "length", "completion=11"]
     assert {"queue_ms=12", "prefill_ms=100", "prefill_tokens=50", "decode_ms=500"} <= {*words}
     assert {"prefill_tokens_per_s=500", "decode_tokens_per_s=20.0", "kv_blocks=3/64"} <= {*words}
-    memory = next(word for word in words if word.startswith("memory_bytes="))
-    assert int(memory.partition("=")[2]) > 1_000_000
+    assert f"memory_bytes={ended.timing.memory_bytes}" in words
     assert failed.getMessage() == "bad/0 numerical_error: 3 logits are not finite"

@@ -1,0 +1,52 @@
+"""What clients and models wrote, as a log may hold it where the operator wants it there: masked,
+and bounded. Elsewhere its length and a digest stand for it.
+
+    text ─▶ keys, secrets and data URLs masked ─▶ its beginning and its end
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+
+from inference.logs.redaction import HIDDEN, Redactor
+
+MAX_BODY_CHARACTERS = 16_384
+DIGEST_BYTES = 8
+DATA_URL = re.compile(r"(data:[\w.+/-]*(?:;[\w.+=-]+)*,)[^\s\"'<>)]+", re.IGNORECASE)
+NAMED_SECRET = re.compile(
+    r"""((?:api[_-]?key|access[_-]?token|auth[_-]?token|secret(?:[_-]?key)?|passw(?:or)?d"""
+    r"""|authorization|cookie)\\?["']?\s*[:=]\s*)(\\?["'])?(?:(?:bearer|basic)\s+)?[^\s"',;\\]+""",
+    re.IGNORECASE,
+)
+"""``api_key = "…"``, also within a JSON string."""
+PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END|\Z)", re.DOTALL)
+KNOWN_KEYS = re.compile(
+    r"(?<![A-Za-z0-9])(AKIA|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AIza|eyJ)[A-Za-z0-9_.-]{12,}"
+)
+"""Of AWS, GitHub, GitLab, Slack and Google, and JSON web tokens."""
+
+_DIGEST_KEY = secrets.token_bytes(32)
+"""Of this process: what somebody guesses cannot be compared with a digest in its log."""
+
+
+def masked_body(text: str, redact: Redactor, max_characters: int = MAX_BODY_CHARACTERS) -> str:
+    """Masked before it is cut, since half a key is not found. ``redact`` knows the process's own
+    secrets."""
+    text = DATA_URL.sub(rf"\1{HIDDEN}", text)
+    text = PRIVATE_KEY.sub(rf"\1{HIDDEN}\2", text)
+    text = NAMED_SECRET.sub(rf"\1\2{HIDDEN}", text)
+    text = redact(KNOWN_KEYS.sub(rf"\1{HIDDEN}", text))
+    if len(text) <= max_characters:
+        return text
+    half = max_characters // 2
+    return f"{text[:half]}[{len(text) - 2 * half} characters left out]{text[-half:]}"
+
+
+def digest_of(text: str) -> str:
+    """Equal texts have equal digests, within one process."""
+    digest = hashlib.blake2b(
+        text.encode("utf-8", "surrogatepass"), key=_DIGEST_KEY, digest_size=DIGEST_BYTES
+    )
+    return digest.hexdigest()
