@@ -50,6 +50,8 @@ class ReplicaView:
     num_restarts: int = 0
     num_failed_loads: int = 0
     """Loads of it that failed there in a row, the last one included."""
+    is_unchanged: bool = False
+    """It failed, and nothing has changed since that the next load could profit from."""
     in_flight: int = 0
     queue_depth: int = 0
     kv_blocks_used: int = 0
@@ -267,6 +269,7 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
         status_age_s=max(0.0, heartbeat.time_unix_s - state.since_unix_s),
         num_restarts=state.num_restarts,
         num_failed_loads=state.num_failed_loads,
+        is_unchanged=state.is_unchanged,
         engine_age_s=_age_s(heartbeat, state.engine_since_unix_s),
         progress=state.progress,
         report=state.report,

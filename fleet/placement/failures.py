@@ -33,6 +33,8 @@ class FailedLoads:
     recent: tuple[ReplicaView, ...] = ()
     unfit: tuple[ReplicaView, ...] = ()
     """Those recent ones that said what they need, and are tried again soon."""
+    unchanged: tuple[ReplicaView, ...] = ()
+    """Loads that would fail again until something is freed on their neuron."""
     permanent: tuple[ReplicaView, ...] = ()
     """Loads that are not tried again until the model's files or entry change."""
     everywhere: ReplicaView | None = None
@@ -40,7 +42,9 @@ class FailedLoads:
 
     @property
     def neurons(self) -> frozenset[str]:
-        return frozenset(replica.neuron for replica in (*self.recent, *self.permanent))
+        return frozenset(
+            replica.neuron for replica in (*self.recent, *self.unchanged, *self.permanent)
+        )
 
 
 NONE_FAILED = FailedLoads()
@@ -58,12 +62,16 @@ def failed_loads(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> Fail
     if not entry.source.startswith(LOCAL_SOURCE):  # otherwise every host has files of its own
         everywhere = next((r for r in permanent if not _is_local(r)), None)
     unfit = tuple(r for r in current if _is_placed_by_its_need(entry, r))
+    unchanged = tuple(r for r in current if r.is_unchanged and r not in permanent)
     recent = tuple(
-        r for r in current if r not in permanent and retry_in_s(r, is_unfit=r in unfit) > 0
+        r
+        for r in current
+        if r not in permanent and r not in unchanged and retry_in_s(r, is_unfit=r in unfit) > 0
     )
     return FailedLoads(
         recent=recent,
         unfit=tuple(r for r in recent if r in unfit),
+        unchanged=unchanged,
         permanent=permanent,
         everywhere=everywhere,
     )

@@ -16,6 +16,7 @@ from fleet.snapshot import FleetSnapshot, ReplicaView
 
 NO_NEURON_RETRY_AFTER_S = 5.0
 NOT_ENOUGH_MEMORY_RETRY_AFTER_S = 30.0
+UNCHANGED_RETRY_AFTER_S = 60.0
 
 
 def never_loads(failed: ReplicaView) -> Reject:
@@ -48,6 +49,8 @@ def refuse(
         return recovering(entry, returning)
     if barred := _barred(entry, ground):
         return barred
+    if failed.unchanged:
+        return _load_unchanged(failed.unchanged[0])
     if short is not None:
         return short
     if failed.permanent:
@@ -80,6 +83,16 @@ def _load_failed(failed: Sequence[ReplicaView]) -> Reject:
         code="load_failed",
         message=f"Loading {oldest.model} failed on {oldest.neuron}: {why}",
         retry_after_s=max(1.0, retry_in_s(oldest)),
+    )
+
+
+def _load_unchanged(failed: ReplicaView) -> Reject:
+    why = failed.failure.message if failed.failure else "no reason was given"
+    return Reject(
+        code="load_failed",
+        message=f"Loading {failed.model} failed on {failed.neuron}: {why}. It is tried again once "
+        "more is free there, its files or its catalogue entry change, or an operator loads it",
+        retry_after_s=UNCHANGED_RETRY_AFTER_S,
     )
 
 

@@ -21,6 +21,8 @@ class Load:
     """Its engine's, while one runs."""
     free_at_start: dict[str, int] = field(default_factory=dict)
     """What was free on the devices that it is loading onto when it began."""
+    free_before: dict[str, int] = field(default_factory=dict)
+    """The same, kept after the load has ended."""
     is_settled: bool = False
     """Whether it has been loaded, and it is known what that took."""
     weights: tuple[Path, ...] = ()

@@ -49,6 +49,10 @@ class LoadQueue:
             self._note_held(measured)
             return self._ledger.without_promised(measured)
 
+    def free_bytes(self) -> dict[str, int]:
+        """What was last measured as free on each device, promised or not."""
+        return {device_name(one): one.free_memory_bytes for one in self._devices.devices()}
+
     def most_free_bytes(self) -> int:
         """What is free on the device that a load goes to when nobody names one."""
         devices = self.devices()
@@ -251,6 +255,7 @@ class LoadQueue:
 
     def _note_start(self, load: Load, measured: list[DeviceInfo]) -> None:
         load.free_at_start = {device_name(one): one.free_memory_bytes for one in measured}
+        load.free_before = dict(load.free_at_start)
 
     def _note_held(self, measured: list[DeviceInfo]) -> None:
         free = {device_name(device): device.free_memory_bytes for device in measured}

@@ -99,9 +99,15 @@ class Replica:
         return self._record.num_failed_loads if is_same else 0
 
     @property
-    def has_failed_for_good(self) -> bool:
-        """Its load would fail again until its files or its entry change."""
-        return self._record.has_failed_for_good
+    def unchanged_failure(self) -> LoadFailure | None:
+        """By which its load failed and would fail again: nothing has changed since. ``None`` as
+        well where only time is to pass."""
+        return self._record.unchanged_failure
+
+    def improve(self) -> None:
+        """Something has changed since it failed that the next load may profit from."""
+        self._record.improve()
+        self._context.on_change()
 
     @property
     def surviving_spec(self) -> LoadSpec | None:

@@ -24,6 +24,7 @@ from inference.neuron.errors import (
 from inference.neuron.load_watch import LoadWatch
 from inference.neuron.model_text import ModelText
 from inference.neuron.restart_policy import RestartPolicy
+from inference.neuron.retry_conditions import waits_for_time
 from inference.protocol.engine import EngineStats
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import (
@@ -73,6 +74,8 @@ class ReplicaRecord:
         self._num_restarts = 0
         self._num_failed_loads = num_failed_loads
         self._num_quick_failures = 0
+        self._has_improved = False
+        """Something has changed since it failed that the next load may profit from."""
         self._watch = LoadWatch()
 
     @property
@@ -84,10 +87,16 @@ class ReplicaRecord:
         return self._num_failed_loads
 
     @property
-    def has_failed_for_good(self) -> bool:
+    def unchanged_failure(self) -> LoadFailure | None:
+        """By which its load failed, while time alone does not make the next one succeed and nothing
+        else has changed."""
         with self._lock:
-            has_failed = self._status is ReplicaStatus.FAILED
-            return has_failed and self._failure is not None and self._failure.is_permanent
+            return self._failure if self._is_unchanged() else None
+
+    def improve(self) -> None:
+        """Something has changed since it failed that the next load may profit from."""
+        with self._lock:
+            self._has_improved = True
 
     @property
     def last_used_unix_s(self) -> float | None:
@@ -134,6 +143,7 @@ class ReplicaRecord:
                 stats=self._stats,
                 num_restarts=self._num_restarts,
                 num_failed_loads=self._num_failed_loads,
+                is_unchanged=self._is_unchanged(),
                 last_used_unix_s=self._last_used_unix_s,
             )
 
@@ -287,6 +297,13 @@ class ReplicaRecord:
             case _:
                 return model_recovering(self._model)
 
+    def _is_unchanged(self) -> bool:
+        """Holds the lock already."""
+        failure = self._failure
+        if self._status is not ReplicaStatus.FAILED or failure is None or self._has_improved:
+            return False
+        return not waits_for_time(failure, self._num_failed_loads)
+
     def _move_to(self, status: ReplicaStatus) -> None:
         """Holds the lock already. Raises ``IllegalTransitionError``."""
         if status not in REPLICA_TRANSITIONS[self._status]:
@@ -295,6 +312,7 @@ class ReplicaRecord:
         self._since_unix_s = time.time()
         if status is ReplicaStatus.FAILED:
             self._num_failed_loads += 1
+            self._has_improved = False
 
 
 def _with_warnings(report: LoadReport, stats: EngineStats | None) -> LoadReport:

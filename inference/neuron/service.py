@@ -28,6 +28,7 @@ from inference.neuron.engine_logs import EngineLogs
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuron_stopping
 from inference.neuron.event_publisher import EventPublisher
+from inference.neuron.failed_loads import FailedLoads
 from inference.neuron.fetcher import Fetcher
 from inference.neuron.heartbeat import GatewayWatch, Heart, HeartbeatWriter
 from inference.neuron.images import ImageReader
@@ -36,7 +37,6 @@ from inference.neuron.intake import Intake
 from inference.neuron.load import Load
 from inference.neuron.load_admission import LoadAdmission
 from inference.neuron.load_queue import LoadQueue
-from inference.neuron.mended_files import MendedFiles
 from inference.neuron.model_text import ModelText
 from inference.neuron.name_lease import NameLease
 from inference.neuron.preparing_marks import PreparingMarks
@@ -164,7 +164,11 @@ class NeuronService:
             load_stall_limit_s=load_stall_limit_s,
             clock=clock,
         )
-        self._mended_files = MendedFiles(self._replicas.all)
+        self._failed_loads = FailedLoads(
+            self._replicas.all,
+            free_bytes=self._loads.free_bytes,
+            cache_dir=self._fetcher.cache_dir,
+        )
         self._survivors = Survivors(SpecStore(client, neuron=name), self._replicas, self._context)
 
     def start(self) -> None:
@@ -173,7 +177,7 @@ class NeuronService:
         self._intake.start()
         self._heart.start()
         self.downloads.start()
-        self._mended_files.start()
+        self._failed_loads.start()
 
     def load_model(self, spec: LoadSpec) -> None:
         """Idempotent: the same spec again only moves the replica to the new job, and wakes it.
@@ -266,7 +270,7 @@ class NeuronService:
 
     def _end_everything(self, replicas: list[Replica]) -> None:
         self.downloads.stop()
-        self._mended_files.stop()
+        self._failed_loads.stop()
         self._heart.stop(timeout_s=1.0)
         self._images.stop()
         self._intake.stop()

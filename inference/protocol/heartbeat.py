@@ -140,6 +140,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     num_restarts: int = 0
     num_failed_loads: int = 0
     """How many loads by this spec failed here in a row, that of a FAILED replica included."""
+    is_unchanged: bool = False
+    """Of a FAILED one: nothing has changed that the next load could profit from."""
     last_used_unix_s: float | None = None
     """When it last had work; ``None``: not since it was loaded."""
 

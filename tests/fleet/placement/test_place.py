@@ -295,6 +295,20 @@ def test_a_failure_without_a_number_is_waited_out() -> None:
     assert decision.code == "load_failed"
 
 
+def test_a_failure_is_not_tried_again_before_something_has_changed() -> None:
+    """However long ago it was; elsewhere it is, and by hand."""
+    crashed = LoadFailure(code="engine_crashed", message="signal 9")
+    failed = replica("a", FAILED, status_age_s=9e6, failure=crashed, is_unchanged=True)
+    decision = decide(neuron("a", failed))
+    assert isinstance(decision, Reject) and decision.retry_after_s is not None
+    assert decision.code == "load_failed" and "signal 9" in decision.message
+    elsewhere = decide(neuron("a", failed), neuron("b"))
+    assert isinstance(elsewhere, Load) and elsewhere.neuron == "b"
+    by_hand = place(TINY, FleetSnapshot(neurons=(neuron("a", failed),)), tries_again=True)
+    assert isinstance(by_hand, Load) and by_hand.neuron == "a"
+    assert isinstance(decide(neuron("a", replace(failed, is_unchanged=False))), Load)
+
+
 def test_an_aged_failure_does_not_hide_that_memory_is_short() -> None:
     aged = replica("a", FAILED, status_age_s=999.0)
     decision = decide(neuron("a", aged, free_gib=1), entry=MEASURED)

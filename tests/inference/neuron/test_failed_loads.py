@@ -1,4 +1,4 @@
-"""A load that failed for good is forgotten once its files have changed, and not before."""
+"""A load that failed is tried again once something has changed in its favour, and not before."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ import msgspec
 import pytest
 
 from inference.loading.source_identity import hub_identity, local_identity
-from inference.neuron import mended_files
+from inference.neuron import failed_loads
+from inference.neuron.failed_loads import ASK_HUB_S, FailedLoads
 from inference.neuron.load import Load
-from inference.neuron.mended_files import ASK_HUB_S, MendedFiles
-from inference.protocol.load import LoadSpec
+from inference.protocol.load import LoadFailure, LoadSpec
 from tests.inference.neuron.test_downloads import ENGINE_THAT_REFUSES, PYTHON
 
 
 class FailedReplica:
-    """What ``MendedFiles`` asks of one."""
+    """What ``FailedLoads`` asks of one."""
 
-    def __init__(self, spec: LoadSpec, *, for_good: bool = True) -> None:
+    def __init__(self, spec: LoadSpec, code: str | None = "bad_file") -> None:
+        """``code``: by which it failed, ``None``: by one that time alone mends."""
         self.spec = spec
         self.load = Load(spec, file_identity=local_identity(spec))
-        self.has_failed_for_good = for_good
+        self.unchanged_failure = None if code is None else LoadFailure(code=code, message="")
         self.is_dropped = False
+
+    def improve(self) -> None:
+        self.unchanged_failure = None
 
     def drain(self) -> None:
         self.is_dropped = True
@@ -34,6 +38,11 @@ class FailedReplica:
 
 def spec_of(source: str, **changes: Any) -> LoadSpec:
     return LoadSpec(job_id="j", model="m", source=source, **changes)
+
+
+def watch_of(*failed: FailedReplica, **changes: Any) -> FailedLoads:
+    values: dict[str, Any] = {"ask_hub": lambda _: None, "free_bytes": dict, "cache_dir": Path("/")}
+    return FailedLoads(lambda: list(failed), **values | changes)  # type: ignore[arg-type]
 
 
 def unchanged(folder: Path) -> None:
@@ -70,8 +79,8 @@ def test_files_on_disk(
 ) -> None:
     (tmp_path / "a.gguf").write_bytes(b"half")
     failed = FailedReplica(spec_of(f"path:{tmp_path / names}"))
-    others = FailedReplica(failed.spec, for_good=False)
-    watch = MendedFiles(lambda: [failed, others], ask_hub=lambda _: None)  # type: ignore[list-item]
+    others = FailedReplica(failed.spec, code=None)
+    watch = watch_of(failed, others)
     watch.look()
     assert not failed.is_dropped
     change(tmp_path)
@@ -86,7 +95,7 @@ def test_a_download_that_was_replaced(tmp_path: Path, is_removed: bool) -> None:
     file.write_bytes(b"half")
     failed = FailedReplica(spec_of("huggingface:org/m"))
     failed.load.weights = (file,)
-    watch = MendedFiles(lambda: [failed], ask_hub=lambda _: "commit")  # type: ignore[list-item]
+    watch = watch_of(failed, ask_hub=lambda _: "commit")
     watch.look()
     if is_removed:
         file.unlink()
@@ -112,11 +121,7 @@ def test_another_commit_in_the_hub() -> None:
     commits: list[str | None] = ["one", "one", None, "two"]
     now_s = 0.0
     failed = FailedReplica(spec_of("huggingface:org/m"))
-    watch = MendedFiles(
-        lambda: [failed],  # type: ignore[list-item]
-        ask_hub=lambda _: commits.pop(0),
-        clock=lambda: now_s,
-    )
+    watch = watch_of(failed, ask_hub=lambda _: commits.pop(0), clock=lambda: now_s)
     for num_left in (3, 2, 1):
         watch.look()
         watch.look()
@@ -124,6 +129,45 @@ def test_another_commit_in_the_hub() -> None:
         now_s += ASK_HUB_S
     watch.look()
     assert failed.is_dropped
+
+
+@pytest.mark.parametrize(
+    ("code", "device", "is_changed"),
+    [
+        ("out_of_memory", "cuda:0", True),
+        ("out_of_memory", "cuda:1", True),
+        ("out_of_memory", "cpu", False),
+        ("engine_crashed", "cuda:0", True),
+        ("disk_full", "cuda:0", False),
+        ("bad_file", "cuda:0", False),
+    ],
+)
+def test_memory_that_was_freed(code: str, device: str, is_changed: bool) -> None:
+    """On the device that it failed on, or on another one of that kind."""
+    free = {"cuda:0": 4 << 30, "cuda:1": 2 << 30, "cpu": 9 << 30}
+    failed = FailedReplica(spec_of("pypi:m"), code)
+    failed.load.devices, failed.load.free_before = ("cuda:0",), dict(free)
+    watch = watch_of(failed, free_bytes=lambda: free)
+    watch.look()
+    free[device] = 5 << 30
+    watch.look()
+    assert (failed.unchanged_failure is None) == is_changed
+
+
+def test_disk_that_was_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    free_bytes = 10 << 20
+    monkeypatch.setattr(failed_loads, "free_disk_bytes", lambda _: free_bytes)
+    full, crashed = (
+        FailedReplica(spec_of("pypi:m"), code) for code in ("disk_full", "engine_crashed")
+    )
+    watch = watch_of(full, crashed)
+    watch.look()
+    free_bytes += 1 << 20  # as logs come and go
+    watch.look()
+    assert full.unchanged_failure is not None
+    free_bytes += 1 << 30
+    watch.look()
+    assert full.unchanged_failure is None is not crashed.unchanged_failure
 
 
 @pytest.mark.parametrize("source", ["pypi:tiny", "path:/nowhere", "nonsense"])
@@ -134,7 +178,7 @@ def test_what_no_hub_has_is_not_asked_of_it(source: str) -> None:
 def test_a_neuron_drops_the_failure_of_a_file_that_was_mended(
     make_service: Any, fake_spec: Any, gateway: Any, wait_until: Any, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(mended_files, "LOOK_S", 0.02)
+    monkeypatch.setattr(failed_loads, "LOOK_S", 0.02)
     engine, file = tmp_path / "engine.py", tmp_path / "models" / "m.gguf"
     engine.write_text(ENGINE_THAT_REFUSES)
     file.parent.mkdir()

@@ -1,10 +1,11 @@
-"""Forgets a load that failed for good once the files that it failed by have changed.
+"""Watches loads that failed and would fail again until something changes.
 
-    FAILED for good ─▶ the identity of its files ─▶ another one? ─▶ the replica is dropped
+    FAILED, unchanged ─▶ its files are others ─────────▶ the replica is dropped
+                      ─▶ more is free (memory, disk) ──▶ it counts as changed
 
-Until then the control and gateways do not try the model again; once its failure is gone from the
-heartbeat they do. Files on this disk, downloaded ones too, are looked at often, the hub is asked
-rarely. A download that was removed has not changed until it is there again.
+Until then the control and gateways do not try the model there again, except by hand. Files on this
+disk, downloaded ones too, are looked at often, the hub is asked rarely. A download that was removed
+has not changed until it is there again.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
+from inference.loading.disk import free_disk_bytes
+from inference.loading.hub_cache import hub_cache_dir
 from inference.loading.source_identity import hub_identity, local_identity, weights_identity
 from inference.neuron.load import Load
 from inference.neuron.replica import Replica
+from inference.neuron.retry_conditions import Conditions, has_improved
 from inference.protocol.load import LoadSpec
 from inference.supervised_threads import SupervisedThread
 
@@ -26,23 +31,30 @@ LOOK_S = 2.0
 ASK_HUB_S = 300.0
 
 
-class MendedFiles:
+class FailedLoads:
     def __init__(
         self,
         replicas: Callable[[], Iterable[Replica]],
         *,
+        free_bytes: Callable[[], Mapping[str, int]],
+        cache_dir: Path,
         ask_hub: Callable[[LoadSpec], str | None] = hub_identity,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``free_bytes``: of each device, by its name."""
         self._replicas = replicas
+        self._free_bytes = free_bytes
+        self._directory = hub_cache_dir(cache_dir)
         self._ask_hub = ask_hub
         self._clock = clock
         self._hub: dict[Load, tuple[str | None, float]] = {}
         """What the hub said of each failed load first, and when it was last asked."""
         self._cached: dict[Load, str | None] = {}
         """The downloaded weights of each failed load, as they were first found."""
+        self._disk_free: dict[Load, int | None] = {}
+        """What was free on the disk when each was first found."""
         self._stopping = threading.Event()
-        self._thread = SupervisedThread(self._look_for_ever, name="mended-files")
+        self._thread = SupervisedThread(self._look_for_ever, name="failed-loads")
 
     def start(self) -> None:
         self._thread.start()
@@ -52,7 +64,10 @@ class MendedFiles:
 
     def look(self) -> None:
         """Blocks while the hub is asked."""
-        failed = [replica for replica in self._replicas() if replica.has_failed_for_good]
+        failed = [one for one in self._replicas() if one.unchanged_failure is not None]
+        now = Conditions(
+            device_free_bytes=self._free_bytes(), disk_free_bytes=free_disk_bytes(self._directory)
+        )
         self._hub = {
             replica.load: self._hub[replica.load] for replica in failed if replica.load in self._hub
         }
@@ -60,10 +75,22 @@ class MendedFiles:
             replica.load: self._cached.get(replica.load, weights_identity(replica.load.weights))
             for replica in failed
         }
+        self._disk_free = {
+            replica.load: self._disk_free.get(replica.load, now.disk_free_bytes)
+            for replica in failed
+        }
         for replica in failed:
             if self._is_mended(replica):
                 log.info("%s may be loaded again: its files have changed", replica.spec.model)
                 replica.drain()
+            elif self._has_improved(replica, now):
+                log.info("%s may be loaded again: more is free now", replica.spec.model)
+                replica.improve()
+
+    def _has_improved(self, replica: Replica, now: Conditions) -> bool:
+        load, failure = replica.load, replica.unchanged_failure
+        then = Conditions(device_free_bytes=load.free_before, disk_free_bytes=self._disk_free[load])
+        return failure is not None and has_improved(failure, load.devices, then, now)
 
     def _is_mended(self, replica: Replica) -> bool:
         known = replica.load.file_identity
