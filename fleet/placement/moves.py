@@ -4,8 +4,9 @@
     the load, and a move:   a [ new 14          ]   b [ old 10 | ]     nothing is lost
 
 A load that evicts is decided first. What it evicts is loaded elsewhere where memory is free and
-nobody has to leave for it in turn. Only what was used lately moves, and never what is busy or
-pinned, what can sleep where it is, or what another neuron has as well. Pure.
+nobody has to leave for it in turn, however long ago it was used: that room is free. What is busy or
+pinned never moves, nor what can sleep where it is, or what another neuron has as well. Which model
+leaves prefers those that can move (``residents``). Pure.
 """
 
 from __future__ import annotations
@@ -20,9 +21,6 @@ from fleet.placement.room import find_room
 from fleet.placement.sleeping import may_sleep
 from fleet.snapshot import FleetSnapshot, NeuronView
 from inference.protocol.heartbeat import ReplicaStatus
-
-USED_WITHIN_S = 3600.0
-"""What nobody has used for so long is loaded again when somebody asks."""
 
 
 def moves_for(load: Load, snapshot: FleetSnapshot, catalogue: Catalogue) -> tuple[Load, ...]:
@@ -48,8 +46,7 @@ def _is_worth_moving(moved: CatalogueEntry, neuron: NeuronView, expected: FleetS
     replica = neuron.replica_of(moved.name)
     if replica is None or replica.status is not ReplicaStatus.READY:
         return False
-    idle_s = idle_age_s(replica)
-    if idle_s is None or idle_s > USED_WITHIN_S or moved.effective_min_replicas > 0:
+    if idle_age_s(replica) is None or moved.effective_min_replicas > 0:
         return False
     is_elsewhere = any(other.status in HELD for other in expected.replicas_of(moved.name))
     return not is_elsewhere and not may_sleep(replica, neuron)

@@ -14,6 +14,7 @@ from copy import copy
 from fleet.catalogue import CatalogueEntry
 from fleet.measurements import DeviceKind
 from fleet.placement.decisions import Catalogue
+from fleet.placement.free_elsewhere import FreeElsewhere
 from fleet.placement.grounds import ByFree, DeviceGround, NeuronGround, Resident
 from fleet.placement.sleeping import COST_OF_WAKING, may_sleep
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
@@ -29,6 +30,10 @@ MAX_TURN_S = 300.0
 TURN_LOADS = 2.0
 """A replica in use keeps its place for twice the time that its load took, within these bounds, so
 that a card whose models take turns computes for at least two thirds of the time."""
+
+COST_OF_MOVING = 0.5
+"""Of a load from files, where a model that leaves can be loaded elsewhere in free memory: the load
+is made, and no request waits for it."""
 
 UNKNOWN_MODEL_PRIORITY = -1
 """The priority of a model that the catalogue does not offer (any more): nobody can ask for it."""
@@ -46,6 +51,7 @@ class Ground:
     def __init__(self, snapshot: FleetSnapshot, catalogue: Catalogue | None) -> None:
         """Without a catalogue nobody knows what replicas are worth, and none may go."""
         self._catalogue = catalogue
+        self._elsewhere = FreeElsewhere(snapshot)
         self._num_held = {
             model: sum(replica.status in HELD for replica in replicas)
             for model, replicas in snapshot.by_model.items()
@@ -169,8 +175,19 @@ class Ground:
             in_s=in_s,
             is_idle=is_idle,
             goes_now=is_idle and in_s == 0,
-            loss=_cost(replica, neuron) / (1.0 + (idle_s or 0.0)),
+            loss=self._cost(replica, neuron, entry) / (1.0 + (idle_s or 0.0)),
         )
+
+    def _cost(
+        self, replica: ReplicaView, neuron: NeuronView, entry: CatalogueEntry | None
+    ) -> float:
+        """What it takes to have it as it is again, a load from files being 1."""
+        if replica.status is ReplicaStatus.ASLEEP:
+            return 1.0 - COST_OF_WAKING
+        if may_sleep(replica, neuron):
+            return COST_OF_WAKING
+        can_move = entry is not None and self._elsewhere.has_room_for(replica, entry.pinned_on)
+        return COST_OF_MOVING if can_move else 1.0
 
     def _is_kept(self, replica: ReplicaView, least_replicas: int) -> bool:
         """A model keeps as many replicas as it should have at least."""
@@ -238,13 +255,6 @@ def stays_s(replica: ReplicaView) -> float:
     if idle_s is None:
         return max(0.0, turn_s(replica) - replica.status_age_s)
     return max(0.0, IDLE_TURN_S - replica.status_age_s, QUIET_S - idle_s)
-
-
-def _cost(replica: ReplicaView, neuron: NeuronView) -> float:
-    """What it takes to have it as it is again, a load from files being 1."""
-    if replica.status is ReplicaStatus.ASLEEP:
-        return 1.0 - COST_OF_WAKING
-    return COST_OF_WAKING if may_sleep(replica, neuron) else 1.0
 
 
 def _value(resident: Resident) -> tuple[int, bool, float, str]:

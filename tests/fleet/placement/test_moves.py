@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleet.placement import Load, place
 from fleet.placement.expected import with_load
-from fleet.placement.moves import USED_WITHIN_S, moves_for
+from fleet.placement.moves import moves_for
 from fleet.snapshot import FleetSnapshot, ReplicaView
 from inference.protocol.heartbeat import device_name
 from tests.fleet.placement.fleets import (
@@ -49,10 +49,10 @@ TABLE: dict[str, tuple[FleetSnapshot, Any, tuple[Load, ...]]] = {
         entry("old", needs_gib=10, pinned_on=("a",)),
         (),
     ),
-    "nobody has used it lately": (
-        pieces(replica("old", last_used_age_s=USED_WITHIN_S + 1, status_age_s=USED_WITHIN_S + 1)),
+    "nobody has used it for days": (
+        pieces(replica("old", last_used_age_s=3e5, status_age_s=3e5)),
         OLD,
-        (),
+        (TO_B,),
     ),
     "another neuron has it": (pieces(replica("old"), 12, replica("old", on="b")), OLD, ()),
     "another neuron loads it": (
@@ -69,6 +69,29 @@ TABLE: dict[str, tuple[FleetSnapshot, Any, tuple[Load, ...]]] = {
 def test_what_leaves(snapshot: FleetSnapshot, old: Any, moves: tuple[Load, ...]) -> None:
     offered = catalogue(NEW, *([] if old is None else [old]))
     assert moves_for(LOAD, snapshot, offered) == moves
+
+
+def test_what_can_move_leaves_rather_than_what_would_be_lost() -> None:
+    """``large`` was used longer ago, and fits nowhere else; ``small`` fits into what c has free."""
+    small, large = entry("small", needs_gib=10), entry("large", needs_gib=15)
+    snapshot = fleet(
+        neuron("a", card(free=6, total=22), holds=(replica("small", gib=10),)),
+        neuron(
+            "b",
+            card(free=1, total=16),
+            holds=(replica("large", on="b", gib=15, last_used_age_s=900, status_age_s=900),),
+        ),
+        neuron("c", card(free=12, total=16)),
+    )
+    offered = catalogue(NEW, small, large)
+    decision = place(NEW, snapshot, catalogue=offered)
+    assert isinstance(decision, Load) and decision.evict == ("small",)
+    (move,) = moves_for(decision, snapshot, offered)
+    assert (move.model, move.neuron) == ("small", "c")
+    # Where it may not go there, the one of longer ago leaves.
+    offered = catalogue(NEW, entry("small", needs_gib=10, pinned_on=("a",)), large)
+    decision = place(NEW, snapshot, catalogue=offered)
+    assert isinstance(decision, Load) and decision.evict == ("large",)
 
 
 @st.composite
