@@ -37,7 +37,7 @@ VERBS = {"POST": "add", "PATCH": "change", "DELETE": "delete"}
 """Django's permissions by method; every other method reads."""
 BOOLEANS = {"true": True, "false": False}
 DRY_RUN = "dry_run"
-"""The query parameter of every DELETE."""
+"""The query parameter of every DELETE, and of a POST that removes."""
 COMMAND_CALLER = Caller(principal=None)
 """``manage.py`` on a machine that has the database: whoever can run that may do everything."""
 
@@ -143,6 +143,8 @@ class FleetView(GenericAPIView[Any]):
     pagination_class: Any = Page
     filter_backends: Any = (EqualFilters,)
     filters: dict[str, str] = {}
+    post_removes = False
+    """Whether a POST may remove something, and so takes ``DRY_RUN``."""
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
@@ -194,7 +196,7 @@ class FleetView(GenericAPIView[Any]):
 
     def _ensure_known_parameters(self, request: Request) -> None:
         known = {*self.filters, "account", "format", "limit", "offset"}
-        if request.method == "DELETE":
+        if request.method == "DELETE" or (request.method == "POST" and self.post_removes):
             known.add(DRY_RUN)
         for name in request.query_params:
             if name not in known:

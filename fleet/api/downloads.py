@@ -14,8 +14,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import FleetListView, FleetView, body_of, text_in, texts_in
+from fleet.api.access import DRY_RUN, FleetListView, FleetView, body_of, text_in, texts_in
 from fleet.api.jobs import EventStreamRenderer, events_response
+from fleet.api.removal import DRY_RUN_PARAMETER, DryRunShape, is_dry, would_response
 from fleet.api.shapes import CachedShape, DownloadShape
 from fleet.cached_models import cached_list
 from fleet.lifecycles import DownloadKind, LoadJobStatus
@@ -67,7 +68,13 @@ class DownloadsView(FleetListView, DownloadRowsView):
 
     filters = {"kind": "kind", "status": "status", "source": "source", "neuron": "neuron__name"}
 
-    @extend_schema(request=STARTED, responses={202: DownloadShape})
+    post_removes = True
+
+    @extend_schema(
+        parameters=[DRY_RUN_PARAMETER],
+        request=STARTED,
+        responses={202: DownloadShape, 200: DryRunShape},
+    )
     def post(self, request: Request) -> Response:
         """A pull that is under way already is answered with itself. One that was cancelled or
         broken off is resumed by the next."""
@@ -75,6 +82,9 @@ class DownloadsView(FleetListView, DownloadRowsView):
         body = body_of(request, *known)
         kind = body.get("kind", DownloadKind.PULL.value)
         if kind == DownloadKind.PULL.value:
+            if DRY_RUN in request.query_params:
+                detail = "Only a deletion has a dry run."
+                raise ProblemError(400, "unknown_parameter", detail, param=DRY_RUN)
             _refuse(body, "files", "Only a deletion is of some files.")
             return self.accepted(self._pull(body))
         if kind != DownloadKind.DELETE.value:
@@ -82,14 +92,15 @@ class DownloadsView(FleetListView, DownloadRowsView):
             raise ProblemError(400, "invalid_value", detail, param="kind")
         for name in ("model", "file"):
             _refuse(body, name, "A deletion names its source, its revision and its files.")
-        download = services.download_delete_start(
+        delete = partial(
+            services.download_delete_start,
             actor=self.actor,
             neuron_name=text_in(body, "neuron"),
             source=text_in(body, "source"),
             revision=_optional(body, "revision") or "",
             files=texts_in(body, "files"),
         )
-        return self.accepted(download)
+        return would_response(self.actor, delete) if is_dry(request) else self.accepted(delete())
 
     def _pull(self, body: dict[str, Any]) -> Download:
         neuron = _optional(body, "neuron")

@@ -1,4 +1,4 @@
-"""What every DELETE shares: removing for good, or saying what that would do.
+"""What every removal shares: removing for good, or saying what that would do.
 
 A dry run is the removal itself in a transaction that is rolled back: it makes the same checks, and
 answers with the audit entries that the removal would leave. Services send messages only after a
@@ -33,8 +33,9 @@ class DryRunShape(serializers.Serializer[Any]):
     would = WouldShape(many=True, help_text="The audit entries that the removal would leave.")
 
 
+DRY_RUN_PARAMETER = OpenApiParameter(DRY_RUN, bool, description="Only says what would be done.")
 removal_schema = extend_schema(
-    parameters=[OpenApiParameter(DRY_RUN, bool, description="Only says what would be done.")],
+    parameters=[DRY_RUN_PARAMETER],
     responses={204: None, 200: DryRunShape},
 )
 """The OpenAPI schema of a ``delete`` that answers with ``removed``."""
@@ -42,9 +43,14 @@ removal_schema = extend_schema(
 
 def removed(request: Request, actor: Actor, remove: Callable[[], object]) -> Response:
     """204 once ``remove`` is done, or 200 with what it would do. Raises ``ProblemError``."""
-    if not _is_dry(request):
+    if not is_dry(request):
         remove()
         return Response(status=204)
+    return would_response(actor, remove)
+
+
+def would_response(actor: Actor, remove: Callable[[], object]) -> Response:
+    """200 with what ``remove`` would do."""
     return Response({"would": WouldShape(would(actor, remove), many=True).data})
 
 
@@ -60,7 +66,7 @@ def would(actor: Actor, change: Callable[[], object]) -> list[AuditEntry]:
     return found
 
 
-def _is_dry(request: Request) -> bool:
+def is_dry(request: Request) -> bool:
     """Raises ``ProblemError``."""
     word = request.query_params.get(DRY_RUN, "false")
     if word not in BOOLEANS:

@@ -135,7 +135,10 @@ def download_delete_start(
         revision=revision,
         files=list(files),
     )
-    return _create(actor, download, _send_delete)
+    num_bytes = found.num_bytes + found.partial_bytes
+    if files:
+        num_bytes = sum(file.num_bytes for file in found.files if file.name in files)
+    return _create(actor, download, _send_delete, num_bytes=num_bytes)
 
 
 def download_cancel(*, actor: Actor, download: Download) -> Download:
@@ -181,10 +184,13 @@ def _somewhere(source: str, snapshot: FleetSnapshot, pinned_on: Sequence[str]) -
     return name
 
 
-def _create(actor: Actor, download: Download, send: Callable[[Download], None]) -> Download:
-    """Raises ``IntegrityError`` where the same pull was started meanwhile."""
+def _create(
+    actor: Actor, download: Download, send: Callable[[Download], None], **detail: Any
+) -> Download:
+    """``detail``: of its audit entry, beside the row's fields. Raises ``IntegrityError`` where the
+    same pull was started meanwhile."""
     download.requested_by = str(actor)[:150]
-    detail: dict[str, Any] = {"neuron": download.neuron.name, "download": str(download.pk)}
+    detail |= {"neuron": download.neuron.name, "download": str(download.pk)}
     for name in ("file", "revision", "files"):
         if value := getattr(download, name):
             detail[name] = value

@@ -96,6 +96,18 @@ INVITATIONS = (
     ),
     Deed(
         noun="invitations",
+        verb="show",
+        rest="GET /api/invitations/{name}",
+        command="neurons invitation",
+        admin="fleet.invitation: view",
+    ),
+    Deed(
+        noun="invitations",
+        verb="change",
+        why="A second invitation of a name voids the line of the first.",
+    ),
+    Deed(
+        noun="invitations",
         verb="add",
         rest="POST /api/invitations",
         command="neurons invite",
@@ -238,8 +250,15 @@ DOWNLOADS = (
     ),
     Deed(
         noun="downloads",
-        verb="list and remove files",
+        verb="list cached files",
         rest="GET /api/cached",
+        command="models cached",
+        admin="fleet.download: page fleet_download_cached",
+    ),
+    Deed(
+        noun="downloads",
+        verb="remove cached files",
+        rest="POST /api/downloads",
         command="models cached",
         admin="fleet.download: page fleet_download_cached",
         services=("downloads.download_delete_start",),

@@ -151,6 +151,9 @@ def test_a_host_is_invited_here_or_at_a_server(told: Told, monkeypatch) -> None:
     services.share_record(actor=COMMAND, address="10.0.0.5:31315", is_tls=False, certificate="")
     assert "neuron --join hx1." in told("neurons", "invite", "beast")
     assert "beast" in told("neurons", "invitations")
+    assert "invited_by" in told("neurons", "invitation", "beast")
+    with pytest.raises(CommandError, match="'nobody' has no invitation"):
+        told("neurons", "invitation", "nobody")
     assert "would neuron.revoke beast" in told("neurons", "revoke", "beast", "--dry-run")
     assert "beast can reach Redis no more" in told("neurons", "revoke", "beast")
 

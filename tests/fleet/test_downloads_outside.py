@@ -56,6 +56,14 @@ def test_rest(writer: Api, beast, sent, say) -> None:
     assert (row["source"], row["files"][0]["num_bytes"]) == (SOURCE, 5 * GB)
     assert writer.get("cached")["num_rows"] == 1
     writer.get("neurons/nobody/cached", 404)
+    deletion = {"kind": "delete", "neuron": "beast", "source": SOURCE, "revision": "abc"}
+    num_sent, num_rows = len(sent.tasks), Download.objects.count()
+    (would,) = writer.post("downloads?dry_run=true", deletion, 200)["would"]
+    assert (would["action"], would["detail"]["num_bytes"]) == ("download.delete", 5 * GB)
+    assert (len(sent.tasks), Download.objects.count()) == (num_sent, num_rows)
+    unknown = writer.post("downloads?dry_run=true", deletion | {"source": "pypi:no"}, 404)
+    assert unknown["code"] == "cached_model_not_found"
+    assert writer.post("downloads?dry_run=true", {"source": SOURCE}, 400)["param"] == "dry_run"
     deleted = writer.post(
         "downloads", {"kind": "delete", "neuron": "beast", "source": SOURCE, "revision": "abc"}
     )
@@ -145,6 +153,10 @@ def test_the_cached_command_lists_and_removes(beast, sent, say, monkeypatch) -> 
     out, _ = told("models", "cached", "--remove", SOURCE, "--dry-run")
     assert f"would delete {SOURCE}@abc on beast, 5.6 GiB" in out
     assert not sent.tasks and not Download.objects.exists()
+    say(cached=[cached(**partial, used_by=["tiny"])])
+    with pytest.raises(CommandError, match="tiny is loaded from it"):
+        told("models", "cached", "--remove", SOURCE, "--dry-run")
+    say(cached=[cached(**partial)])
 
     def look_later(_seconds: float) -> None:
         say(jobs=[state(Download.objects.get(), "succeeded")])

@@ -84,23 +84,17 @@ class Cached:
                 returncode=ExitCode.NOT_FOUND,
             )
         if run.options["dry_run"]:
+            for row in rows:  # what the deletion would be refused for, this is
+                run.backend.ask("POST", "downloads?dry_run=true", _deletion(row))
             run.show({"would": rows}, "\n".join(map(_would_line, rows)))
             return
-        deletions = [
-            run.backend.ask(
-                "POST",
-                "downloads",
-                {
-                    "kind": "delete",
-                    "neuron": row["neuron"],
-                    "source": row["source"],
-                    "revision": row["revision"],
-                },
-            )
-            for row in rows
-        ]
+        deletions = [run.backend.ask("POST", "downloads", _deletion(row)) for row in rows]
         ended = [follow_download(run.backend, one, run.stderr) for one in deletions]
         run.show(ended, "\n".join(map(download_line, ended)))
+
+
+def _deletion(row: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "delete"} | {name: row[name] for name in ("neuron", "source", "revision")}
 
 
 def _of_words(words: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -110,8 +104,7 @@ def _of_words(words: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _would_line(row: dict[str, Any]) -> str:
     size = size_text(row["num_bytes"] + row["partial_bytes"])
-    used = f", which {', '.join(row['used_by'])} uses: it is refused" if row["used_by"] else ""
-    return f"would delete {row['source']}@{row['revision']} on {row['neuron']}, {size}{used}"
+    return f"would delete {row['source']}@{row['revision']} on {row['neuron']}, {size}"
 
 
 def _row(row: dict[str, Any]) -> list[object]:

@@ -1,6 +1,11 @@
 """The subcommands of ``manage.py neurons``."""
 
-from fleet.management.neuron_commands.invite import INVITE, LIST_INVITATIONS, REVOKE
+from fleet.management.neuron_commands.invite import (
+    INVITE,
+    LIST_INVITATIONS,
+    REVOKE,
+    SHOW_INVITATION,
+)
 from fleet.management.neuron_commands.list import LIST
 from fleet.management.neuron_commands.policy import Policy
 from fleet.management.neuron_commands.remove import Remove
@@ -18,6 +23,7 @@ SUBCOMMANDS = (
     INVITE,
     REVOKE,
     LIST_INVITATIONS,
+    SHOW_INVITATION,
     Policy(),
     Wish("admit", "let a neuron belong to the fleet"),
     Wish("refuse", "place and route nothing there"),

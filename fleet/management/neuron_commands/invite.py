@@ -1,8 +1,8 @@
-"""``neurons invite``, ``revoke`` and ``invitations``."""
+"""``neurons invite``, ``revoke``, ``invitations`` and ``invitation``."""
 
 from __future__ import annotations
 
-from fleet.management.rows import AddRow, ListRows, RemoveRow, Row, cells
+from fleet.management.rows import AddRow, ListRows, RemoveRow, Row, ShowRow, cells
 from fleet.management.subcommands import Run
 from fleet.nouns.of_fleet import INVITATIONS
 from helexa_site.program import installation, neuron_program
@@ -39,3 +39,4 @@ LIST_INVITATIONS = ListRows(
     columns=cells("neuron", "invited_by", "invited_at", "cut_off_at", "cut_off_reason"),
     help="hosts that were invited",
 )
+SHOW_INVITATION = ShowRow(noun=INVITATIONS, name="invitation", help="one invitation of a host")
