@@ -21,6 +21,7 @@ import pynvml
 
 from inference.loading.host_memory import host_memory
 from inference.neuron.held_memory import held_bytes
+from inference.neuron.versions import driver_cuda, installed_torch
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
 from inference.settings.neuron import DEVICE
 
@@ -44,6 +45,8 @@ class Discovery:
     problems: list[str] = field(default_factory=list)
     cuda_unavailable: str = ""
     """Why the host's cards cannot be used."""
+    cuda_version: str = ""
+    """The newest CUDA that the driver runs."""
     _cuda: list[_CudaDevice] = field(default_factory=list)
     _nvml: Any = pynvml
 
@@ -64,6 +67,7 @@ class Discovery:
         try:
             nvml.nvmlInit()
             discovery._cuda = _visible(_cuda_devices(nvml), nvml, environment)
+            discovery.cuda_version = driver_cuda(nvml) or ""
         except nvml.NVMLError as error:
             problem = _nvml_problem(nvml, error, has_nvidia_hardware)
             if problem:
@@ -73,7 +77,7 @@ class Discovery:
         return discovery
 
     def host(self) -> HostInfo:
-        memory = host_memory()
+        memory, torch = host_memory(), installed_torch()
         return HostInfo(
             hostname=socket.gethostname(),
             os=_os_name(),
@@ -83,6 +87,9 @@ class Discovery:
             free_memory_bytes=memory.free_bytes,
             problems=list(self.problems),
             cuda_unavailable=self.cuda_unavailable,
+            cuda_version=self.cuda_version if self._cuda else "",
+            torch_version=torch.version or "",
+            torch_cuda_version=torch.cuda or "",
         )
 
     def devices(self) -> list[DeviceInfo]:

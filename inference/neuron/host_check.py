@@ -5,18 +5,14 @@ The doctor asks it in a process of its own: a driver that hangs holds up nobody 
 
 from __future__ import annotations
 
-import re
 import sys
-from importlib import metadata
-from typing import Any
 
 import msgspec
 import pynvml
 
 from inference.neuron.discovery import Discovery
 from inference.neuron.torch_probe import torch_problem
-
-BUILT_FOR = re.compile(r"^cuda\b[^=]*= *'(?P<version>[\d.]+)'", re.MULTILINE)
+from inference.neuron.versions import driver_cuda, installed_torch
 
 
 class HostCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,35 +30,17 @@ def host_check() -> HostCheck:
     discovery = Discovery.run()
     cards = [device for device in discovery.devices() if device.kind == "cuda"]
     problems = list(discovery.problems)
-    version, built_for = _torch()
-    if cards and version and (problem := torch_problem()):
+    torch = installed_torch()
+    if cards and torch.version and (problem := torch_problem()):
         problems.append(problem)
     return HostCheck(
         cards=[card.name for card in cards],
         problems=problems,
         driver=cards[0].driver if cards else None,
-        driver_cuda=_driver_cuda() if cards else None,
-        torch=version,
-        torch_cuda=built_for,
+        driver_cuda=driver_cuda(pynvml) if cards else None,
+        torch=torch.version,
+        torch_cuda=torch.cuda,
     )
-
-
-def _driver_cuda() -> str | None:
-    try:
-        number = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
-    except pynvml.NVMLError:
-        return None
-    return f"{number // 1000}.{number % 1000 // 10}"
-
-
-def _torch() -> tuple[str | None, str | None]:
-    """Version and CUDA of the torch that is installed, without importing it."""
-    try:
-        found: Any = metadata.distribution("torch")
-    except metadata.PackageNotFoundError:
-        return None, None
-    built = BUILT_FOR.search(found.locate_file("torch/version.py").read_text())
-    return found.version, built["version"] if built else None
 
 
 if __name__ == "__main__":

@@ -33,10 +33,13 @@ class SimulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["cpu", "cuda"]
     memory_bytes: int
     name: str = "simulated"
+    driver: str | None = None
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[SimulatedDevice]
+    cuda_version: str = ""
+    """The newest CUDA that their driver runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +62,13 @@ class SimulatedDevices:
         return made
 
     def host(self) -> HostInfo:
-        return Discovery().host()
+        cuda_version = self._simulation().cuda_version
+        return msgspec.structs.replace(Discovery().host(), cuda_version=cuda_version)
 
     def devices(self) -> list[DeviceInfo]:
-        simulation = msgspec.json.decode(self.path.read_bytes(), type=Simulation)
         counts: dict[str, int] = {}
         devices = []
-        for one in simulation.devices:
+        for one in self._simulation().devices:
             index = counts.get(one.kind, 0)
             counts[one.kind] = index + 1
             device = DeviceInfo(
@@ -74,6 +77,7 @@ class SimulatedDevices:
                 name=one.name,
                 total_memory_bytes=one.memory_bytes,
                 free_memory_bytes=0,
+                driver=one.driver,
             )
             taken = sum(self.taken_bytes(device_name(device)).values())
             free_bytes = max(0, one.memory_bytes - taken)
@@ -105,6 +109,9 @@ class SimulatedDevices:
     def held_bytes(self, pid: int) -> int:
         """What a process holds of the simulated host's memory."""
         return self.taken_bytes("cpu").get(pid, 0)
+
+    def _simulation(self) -> Simulation:
+        return msgspec.json.decode(self.path.read_bytes(), type=Simulation)
 
     def _directory(self, device: str) -> Path:
         return self.path.with_name(f"{self.path.name}.taken") / device

@@ -81,6 +81,12 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Named faults found at start, for people: a driver/library mismatch, no permission …"""
     cuda_unavailable: str = ""
     """Why its cards cannot be used; empty where they can, and where it has none."""
+    cuda_version: str = ""
+    """The newest CUDA that its driver runs, as 13.0; empty without cards."""
+    torch_version: str = ""
+    """Empty where torch is not installed."""
+    torch_cuda_version: str = ""
+    """The CUDA that its torch is built for; empty: a build for CPUs."""
 
 
 Capability = Literal[

@@ -6,6 +6,7 @@ import platform
 import sys
 import threading
 import time
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +39,9 @@ class FakeNvml:
 
     def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
         return b"580.10"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:  # noqa: N802
+        return 13_000
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         return 2
@@ -95,6 +99,7 @@ def test_cuda_devices() -> None:
 
 def test_the_kernel_is_not_the_system() -> None:
     host = _run(FakeNvml()).host()
+    assert host.cuda_version == "13.0" and host.torch_version == metadata.version("torch")
     assert host.kernel == f"{platform.system()} {platform.release()}" != host.os
 
 
