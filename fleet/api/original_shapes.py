@@ -27,6 +27,7 @@ STATUSES = {ReplicaStatus.READY: "loaded", ReplicaStatus.RECOVERING: "recovering
 HAS_BEGUN = frozenset({ReplicaStatus.LOADING, ReplicaStatus.FAILED, *STATUSES})
 PREFLIGHT_KINDS = {
     "download_failed": "repo_fetch_failed",
+    "repo_fetch_failed": "repo_fetch_failed",
     "missing_file": "empty_repo",
     "quantization_not_found": "quant_not_found",
 }
@@ -42,6 +43,7 @@ def version(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
         "git_dirty": build.git_dirty if build else False,
         "build_timestamp": build.build_timestamp if build else "",
         "features": [],
+        "torch_version": heartbeat.host.torch_version or None,
     }
 
 
@@ -66,6 +68,10 @@ def discovery(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
     }
     if cards and cards[0].driver:
         described["driver_version"] = cards[0].driver
+    if heartbeat.host.cuda_version:
+        described["cuda_version"] = heartbeat.host.cuda_version
+    if heartbeat.host.torch_cuda_version:
+        described["torch_cuda_version"] = heartbeat.host.torch_cuda_version
     if heartbeat.host.cuda_unavailable:
         described["cuda_unavailable_reason"] = heartbeat.host.cuda_unavailable
     return described
@@ -144,7 +150,10 @@ def load_failure(
     kind = PREFLIGHT_KINDS.get(job.failure_code)
     if kind is None:
         return 400, {"error": job.failure_message or f"loading {job} {job.status}"}
-    error: dict[str, Any] = {"kind": kind, "model_id": entry.name, "cause": job.failure_message}
+    error: dict[str, Any] = {"kind": kind, "model_id": entry.source, "cause": job.failure_message}
+    known = failure or LoadFailure(code=job.failure_code, message=job.failure_message)
+    if known.suggestion:
+        error["suggestion"] = known.suggestion
     if kind == "quant_not_found":
         error["requested"] = entry.file
         error["available"] = [] if failure is None else failure.available

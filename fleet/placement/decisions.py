@@ -57,6 +57,9 @@ class Reject:
     code: str
     message: str
     retry_after_s: float | None
+    model_id: str = ""
+    """The source of a model that does not load, as ``huggingface:org/name``."""
+    suggestion: str = ""
 
 
 Decision = Route | Load | Wait | Reject

@@ -22,8 +22,8 @@ DOES_NOT_FIT = "does_not_fit"
 LOST_ITS_ROOM = "lost_its_room"
 """What was to leave for it was in use after all: nothing is wrong, and it is placed again."""
 LOCAL_SOURCE = "path:"
-LOCAL_FAILURES = frozenset({"exceeds_device"})
-"""Permanent on that neuron; another one may be larger."""
+LOCAL_FAILURES = frozenset({"exceeds_device", "repo_fetch_failed"})
+"""Permanent on that neuron; another one may be larger, or have a token that may read it."""
 
 
 @dataclass(frozen=True, slots=True)

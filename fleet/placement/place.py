@@ -56,7 +56,7 @@ def place(
         return _wait_for_return(entry, absent)
     failed = NONE_FAILED if tries_again else failed_loads(entry, replicas)
     if failed.everywhere is not None:
-        return never_loads(failed.everywhere)
+        return never_loads(entry, failed.everywhere)
     ground = ground_of(snapshot, catalogue)
     draining = _with_status(replicas, ReplicaStatus.DRAINING)
     excluded = failed.neurons | {replica.neuron for replica in draining}

@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from fleet.catalogue import CatalogueEntry
 from fleet.measurements import DeviceKind
 from fleet.placement.decisions import Reject
-from fleet.placement.failures import FailedLoads, retry_in_s
+from fleet.placement.failures import LOCAL_SOURCE, FailedLoads, retry_in_s
 from fleet.placement.grounds import DeviceGround
 from fleet.placement.needs import Needs
 from fleet.placement.residents import Ground
 from fleet.placement.returning import UnavailableHost, recovering
 from fleet.snapshot import FleetSnapshot, ReplicaView
+from inference.protocol.load import SUGGESTIONS
 
 NO_NEURON_RETRY_AFTER_S = 5.0
 NOT_ENOUGH_MEMORY_RETRY_AFTER_S = 30.0
 UNCHANGED_RETRY_AFTER_S = 60.0
 
 
-def never_loads(failed: ReplicaView) -> Reject:
+def never_loads(entry: CatalogueEntry, failed: ReplicaView) -> Reject:
     """Nothing is tried again until somebody changes something, so nobody is asked to try."""
     failure = failed.failure
     assert failure is not None, "a failure that nobody told is not permanent"
@@ -28,7 +29,14 @@ def never_loads(failed: ReplicaView) -> Reject:
         message=f"{failed.model} cannot be loaded: {failure.message} (on {failed.neuron}). It is "
         "not tried again until its files or its catalogue entry change, or an operator loads it",
         retry_after_s=None,
+        model_id=_model_id(entry),
+        suggestion=failure.suggestion,
     )
+
+
+def _model_id(entry: CatalogueEntry) -> str:
+    """Where its files are is a host's own affair."""
+    return f"path:{entry.name}" if entry.source.startswith(LOCAL_SOURCE) else entry.source
 
 
 def refuse(
@@ -41,7 +49,7 @@ def refuse(
     """``returning`` are hosts that could hold it once they are back: while there are any, it is
     refused for now and not for good."""
     if failed.recent:
-        return _load_failed(failed.recent)
+        return _load_failed(entry, failed.recent)
     short = _short(entry, ground, failed)
     if short is not None and short.retry_after_s is not None:
         return short
@@ -50,11 +58,11 @@ def refuse(
     if barred := _barred(entry, ground):
         return barred
     if failed.unchanged:
-        return _load_unchanged(failed.unchanged[0])
+        return _load_unchanged(entry, failed.unchanged[0])
     if short is not None:
         return short
     if failed.permanent:
-        return never_loads(failed.permanent[0])
+        return never_loads(entry, failed.permanent[0])
     return Reject(
         code="no_neuron",
         message=_nowhere(entry, snapshot),
@@ -75,7 +83,7 @@ def _barred(entry: CatalogueEntry, ground: Ground) -> Reject | None:
     return None
 
 
-def _load_failed(failed: Sequence[ReplicaView]) -> Reject:
+def _load_failed(entry: CatalogueEntry, failed: Sequence[ReplicaView]) -> Reject:
     """The failure that may be tried again first speaks for all."""
     oldest = min(failed, key=lambda replica: (retry_in_s(replica), replica.neuron))
     why = oldest.failure.message if oldest.failure else "no reason was given"
@@ -83,16 +91,20 @@ def _load_failed(failed: Sequence[ReplicaView]) -> Reject:
         code="load_failed",
         message=f"Loading {oldest.model} failed on {oldest.neuron}: {why}",
         retry_after_s=max(1.0, retry_in_s(oldest)),
+        model_id=_model_id(entry),
+        suggestion=oldest.failure.suggestion if oldest.failure else "",
     )
 
 
-def _load_unchanged(failed: ReplicaView) -> Reject:
+def _load_unchanged(entry: CatalogueEntry, failed: ReplicaView) -> Reject:
     why = failed.failure.message if failed.failure else "no reason was given"
     return Reject(
         code="load_failed",
         message=f"Loading {failed.model} failed on {failed.neuron}: {why}. It is tried again once "
         "more is free there, its files or its catalogue entry change, or an operator loads it",
         retry_after_s=UNCHANGED_RETRY_AFTER_S,
+        model_id=_model_id(entry),
+        suggestion=failed.failure.suggestion if failed.failure else "",
     )
 
 
@@ -121,6 +133,8 @@ def _short(entry: CatalogueEntry, ground: Ground, failed: FailedLoads) -> Reject
             message=f"{entry.name} needs {needed:,} bytes of memory{many}, and {name} of {neuron} "
             f"has {total:,} in all; no neuron comes closer",
             retry_after_s=None,
+            model_id=_model_id(entry),
+            suggestion=SUGGESTIONS["exceeds_device"],
         )
     return Reject(
         code="not_enough_memory",
@@ -128,6 +142,8 @@ def _short(entry: CatalogueEntry, ground: Ground, failed: FailedLoads) -> Reject
         f"{max(0, free):,} are free on its {name}; what else is loaded there may not leave for it, "
         "and no neuron comes closer",
         retry_after_s=NOT_ENOUGH_MEMORY_RETRY_AFTER_S,
+        model_id=_model_id(entry),
+        suggestion=SUGGESTIONS["does_not_fit"],
     )
 
 

@@ -288,6 +288,12 @@ class AnswerCheck:
         )
         if (counted := failure.num_prompt_tokens) is not None:
             self._require(0 <= counted <= MAX_TOKEN_ID, "an impossible count")
+        if (long := failure.too_long) is not None:
+            is_possible = 0 <= long.prompt_tokens <= MAX_TOKEN_ID
+            is_possible &= 0 <= long.context_tokens <= MAX_TOKEN_ID
+            self._require(is_possible, "an impossible length")
+        is_ours = bool(failure.model_id or failure.suggestion)
+        self._require(not is_ours, "what placement alone says of a failure")
         if (after_s := failure.retry_after_s) is not None:
             self._require(0 <= after_s <= MAX_RETRY_AFTER_S, "an impossible time of a retry")
 

@@ -220,7 +220,13 @@ def _place_of(
 
 def _refusal(decision: Reject) -> RequestFailedError:
     return RequestFailedError(
-        Failure(code=decision.code, message=decision.message, retry_after_s=decision.retry_after_s)
+        Failure(
+            code=decision.code,
+            message=decision.message,
+            retry_after_s=decision.retry_after_s,
+            model_id=decision.model_id,
+            suggestion=decision.suggestion,
+        )
     )
 
 

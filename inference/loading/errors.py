@@ -3,6 +3,7 @@
 LoadError
 ├── BadSourceError              the source is misspelt or names nothing we can open
 ├── DownloadFailedError         the hub or the package index did not deliver
+├── RepoFetchFailedError        the hub has no such repository, revision or file, or not for us
 ├── DiskFullError               the disk has no room for what is to be downloaded
 ├── HashMismatchError           what was delivered is not what the spec pinned
 ├── MissingFileError            a file that the model needs is not there
@@ -43,6 +44,10 @@ class BadSourceError(LoadError):
 
 class DownloadFailedError(LoadError):
     code = "download_failed"
+
+
+class RepoFetchFailedError(LoadError):
+    code = "repo_fetch_failed"
 
 
 class DiskFullError(LoadError):

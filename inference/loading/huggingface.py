@@ -44,6 +44,7 @@ from inference.loading.errors import (
     DownloadFailedError,
     LoadError,
     MissingFileError,
+    RepoFetchFailedError,
 )
 from inference.loading.files import (
     SAFETENSORS_INDEX,
@@ -341,18 +342,18 @@ def _named(repo: str, revision: str | None, error: Exception) -> LoadError:
     if isinstance(error, HFValidationError):
         return BadSourceError(f"{repo!r} is not a repository name; write huggingface:org/name")
     if isinstance(error, GatedRepoError):
-        return DownloadFailedError(
+        return RepoFetchFailedError(
             f"{repo} is gated: it needs a token that was granted access. Ask for access on the "
             "repository's page, and set HF_TOKEN on this host"
         )
     if isinstance(error, RevisionNotFoundError):
-        return BadSourceError(f"{repo} has no revision {revision!r}")
+        return RepoFetchFailedError(f"{repo} has no revision {revision!r}")
     if isinstance(error, RepositoryNotFoundError):
-        return BadSourceError(
+        return RepoFetchFailedError(
             f"the hub has no repository {repo}, or it is private and HF_TOKEN may not read it"
         )
     if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-        return DownloadFailedError(f"{repo}: a listed file is gone: {_first_line(error)}")
+        return RepoFetchFailedError(f"{repo}: a listed file is gone: {_first_line(error)}")
     return DownloadFailedError(f"{repo} could not be downloaded: {_first_line(error)}")
 
 

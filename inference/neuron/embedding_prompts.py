@@ -69,13 +69,13 @@ def _encoded(one: str | tuple[str, str], index: int, text: ModelText) -> list[in
     limit = text.report.context_tokens
     parts = [one] if isinstance(one, str) else one
     if (least_tokens := sum(map(text.tokenizer.least_tokens, parts))) > limit:
-        raise _too_long(index, f"at least {least_tokens}", limit)
+        raise _too_long(index, least_tokens, limit, f"at least {least_tokens}")
     try:
         if not isinstance(one, str):
             return text.tokenizer.encode_pair(one, max_tokens=limit)
         return text.tokenizer.encode(one, add_special_tokens=True, max_tokens=limit)
     except TooManyTokensError as error:
-        raise _too_long(index, str(error.num_tokens), limit) from None
+        raise _too_long(index, error.num_tokens, limit) from None
 
 
 def _check(token_ids: list[int], index: int, report: LoadReport) -> None:
@@ -83,7 +83,7 @@ def _check(token_ids: list[int], index: int, report: LoadReport) -> None:
     if not token_ids:
         raise _refusal("empty_prompt", f"input {index} holds no tokens", "input")
     if len(token_ids) > limit:
-        raise _too_long(index, str(len(token_ids)), limit)
+        raise _too_long(index, len(token_ids), limit)
     for token_id in (min(token_ids), max(token_ids)):
         if not 0 <= token_id < vocab_size:
             message = (
@@ -93,11 +93,16 @@ def _check(token_ids: list[int], index: int, report: LoadReport) -> None:
             raise _refusal("bad_token_id", message, "input")
 
 
-def _too_long(index: int, num_tokens: str, limit: int) -> RequestRefusedError:
+def _too_long(index: int, num_tokens: int, limit: int, words: str = "") -> RequestRefusedError:
+    """``words``: the number, where it is none that was counted."""
     message = (
-        f"this model's maximum input length is {limit} tokens and input {index} has {num_tokens}"
+        f"this model's maximum input length is {limit} tokens and input {index} has "
+        f"{words or num_tokens}"
     )
-    return RequestRefusedError(context_length_exceeded(message, "input"))
+    failure = context_length_exceeded(
+        message, "input", prompt_tokens=num_tokens, context_tokens=limit
+    )
+    return RequestRefusedError(failure)
 
 
 def _check_dimensions(asked: int | None, report: LoadReport) -> None:

@@ -9,7 +9,7 @@ NeuronError
 
 from __future__ import annotations
 
-from inference.protocol.events import Failure
+from inference.protocol.events import Failure, TooLong
 from inference.protocol.load import LoadFailure
 from inference.text.errors import NoPlaceForToolsError, TemplateRenderError
 
@@ -138,8 +138,15 @@ def account_waits_too_much(waiting: str, limit: str) -> Failure:
     )
 
 
-def context_length_exceeded(message: str, param: str) -> Failure:
-    return Failure(code="context_length_exceeded", message=message, param=param)
+def context_length_exceeded(
+    message: str, param: str, *, prompt_tokens: int, context_tokens: int
+) -> Failure:
+    return Failure(
+        code="context_length_exceeded",
+        message=message,
+        param=param,
+        too_long=TooLong(prompt_tokens=prompt_tokens, context_tokens=context_tokens),
+    )
 
 
 def prompt_too_long(num_tokens: int, context_tokens: int, param: str) -> Failure:
@@ -147,7 +154,9 @@ def prompt_too_long(num_tokens: int, context_tokens: int, param: str) -> Failure
         f"this model's maximum context length is {context_tokens} tokens and the prompt has "
         f"{num_tokens}, which leaves no room for an answer"
     )
-    return context_length_exceeded(message, param)
+    return context_length_exceeded(
+        message, param, prompt_tokens=num_tokens, context_tokens=context_tokens
+    )
 
 
 def text_too_long(
@@ -159,7 +168,9 @@ def text_too_long(
         f"least {least_tokens}: it is {num_bytes} bytes long, and no token stands for more than "
         f"{bytes_per_token}"
     )
-    return context_length_exceeded(message, param)
+    return context_length_exceeded(
+        message, param, prompt_tokens=least_tokens, context_tokens=context_tokens
+    )
 
 
 def arguments_too_long(num_characters: int, limit: int) -> Failure:

@@ -103,10 +103,18 @@ class FailedLoads:
         now_s = self._clock()
         if now_s - asked_s < ASK_HUB_S:
             return False
+        was_asked = replica.load in self._hub
         identity = self._ask_hub(replica.spec)
         self._hub[replica.load] = (first or identity, now_s)
+        if _was_refused_by_hub(replica):  # what it may read is known to the hub alone
+            return was_asked and identity is not None
         return None not in (first, identity) and first != identity
 
     def _look_for_ever(self) -> None:
         while not self._stopping.wait(LOOK_S):
             self.look()
+
+
+def _was_refused_by_hub(replica: Replica) -> bool:
+    failure = replica.unchanged_failure
+    return failure is not None and failure.code == "repo_fetch_failed"

@@ -70,7 +70,10 @@ def answer_limit(
         f"{num_prompt_tokens + asked}: {num_prompt_tokens} in the prompt and {asked} for the "
         f"answer. What always fits is {limit.input} of input beside {limit.output} of output"
     )
-    raise RequestRefusedError(context_length_exceeded(message, "max_tokens"))
+    failure = context_length_exceeded(
+        message, "max_tokens", prompt_tokens=num_prompt_tokens, context_tokens=context_tokens
+    )
+    raise RequestRefusedError(failure)
 
 
 def prompt_param(given: ChatInput | TextInput | TokensInput) -> str:

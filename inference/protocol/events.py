@@ -52,6 +52,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Guesses that turned out wrong. They are in no answer and cost nobody anything."""
 
 
+class TooLong(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a prompt that does not fit, or that leaves too little room for the answer."""
+
+    prompt_tokens: int
+    """At least, where its text was too long to be tokenized."""
+    context_tokens: int
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why a request did not finish. ``code`` is one of the design's table of refusals and is
     rendered by the dialect (status, type); ``message`` is written for the client."""
@@ -62,6 +70,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retry_after_s: float | None = None
     num_prompt_tokens: int | None = None
     """The prompt's length, where it is refused because it is longer than what was reserved."""
+    too_long: TooLong | None = None
+    model_id: str = ""
+    """Of a model that cannot be loaded: its source, as ``huggingface:org/name``."""
+    suggestion: str = ""
+    """What would mend that."""
 
 
 class UsedSampling(msgspec.Struct, frozen=True, kw_only=True):

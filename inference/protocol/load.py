@@ -293,8 +293,8 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     code: str
     """unknown_architecture, missing_file, quantization_not_found, does_not_fit, exceeds_device,
-    no_device, lost_its_room, disk_full, hash_mismatch, download_failed, load_stalled, bad_source,
-    bad_file,
+    no_device, lost_its_room, disk_full, hash_mismatch, repo_fetch_failed, download_failed,
+    load_stalled, bad_source, bad_file,
     engine_crashed, device_fault, engine_hung"""
     message: str
     needed_bytes: int | None = None
@@ -306,12 +306,27 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The one of them that may have been meant, or the nearest architecture that runs."""
 
     @property
+    def suggestion(self) -> str:
+        """What would mend it, where that is one thing; else empty."""
+        if self.nearest is not None:
+            return f"Use {self.nearest}."
+        return SUGGESTIONS.get(self.code, "")
+
+    @property
     def is_permanent(self) -> bool:
         """The same load fails again on the same neuron until somebody changes the model's entry,
         its files or the host."""
         return is_permanent_failure(self.code)
 
 
+SUGGESTIONS = {
+    "repo_fetch_failed": "Check the repository's name and revision, and HF_TOKEN on the neuron's "
+    "host.",
+    "does_not_fit": "Unload another model, or load a smaller quant.",
+    "exceeds_device": "Load a smaller quant, or add a host with a larger device.",
+    "disk_full": "Delete cached models that nobody uses.",
+    "hash_mismatch": "Correct sha256 in the model's entry, or its source.",
+}
 PERMANENT_FAILURES = frozenset(
     {
         "unknown_architecture",
@@ -321,6 +336,7 @@ PERMANENT_FAILURES = frozenset(
         "hash_mismatch",
         "bad_source",
         "bad_file",
+        "repo_fetch_failed",
     }
 )
 

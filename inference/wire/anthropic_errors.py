@@ -37,7 +37,11 @@ def error_object(error: ApiError, *, request_id: str) -> dict[str, Any]:
     message = error.message
     if error.code == "context_length_exceeded":
         message = TOO_LONG + message
-    details = {"error_code": error.code, "param": param_of(error, ANTHROPIC_NAMES)}
+    details = {
+        "error_code": error.code,
+        "param": param_of(error, ANTHROPIC_NAMES),
+        **error.extras,
+    }
     return {
         "type": "error",
         "error": {"type": _type(error.status), "message": message, "details": details},

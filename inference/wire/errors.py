@@ -43,7 +43,7 @@ from __future__ import annotations
 import math
 
 from inference.protocol.events import Failure
-from inference.wire.failures import BROKEN, FAILURES, NOT_REPEATED
+from inference.wire.failures import BROKEN, FAILURES, NOT_REPEATED, failure_extras
 
 DEFAULT_RETRY_AFTER_S = 1.0
 TOO_MANY_REQUESTS = 429
@@ -64,6 +64,11 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+
+    @property
+    def extras(self) -> dict[str, str | int]:
+        """Fields of the original system's errors, beside those of the envelope."""
+        return {}
 
 
 class InvalidRequestError(ApiError):
@@ -348,6 +353,10 @@ class RequestFailedError(ApiError):
         self.status = kind.status
         self.type = kind.type
         self.code = failure.code
+
+    @property
+    def extras(self) -> dict[str, str | int]:
+        return failure_extras(self.failure)
 
 
 def error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inference.protocol.events import Failure
+
 
 @dataclass(frozen=True, slots=True)
 class FailureKind:
@@ -74,6 +76,7 @@ FAILURES: dict[str, FailureKind] = {
     "download_failed": _NOT_LOADABLE,
     "load_stalled": _NOT_LOADABLE,
     # nor later, until somebody changes its entry, its files or the hosts
+    "repo_fetch_failed": _NEVER_LOADS,
     "exceeds_device": _NEVER_LOADS,
     "unknown_architecture": _NEVER_LOADS,
     "missing_file": _NEVER_LOADS,
@@ -91,3 +94,16 @@ FAILURES: dict[str, FailureKind] = {
 
 NOT_REPEATED = frozenset({"request_broke_worker"})
 """SDKs repeat a 500 unless they are asked not to, and each repetition would end another worker."""
+
+
+def failure_extras(failure: Failure) -> dict[str, str | int]:
+    """What clients of the original system read beside the message."""
+    extras: dict[str, str | int] = {}
+    if failure.too_long is not None:
+        extras["prompt_len"] = failure.too_long.prompt_tokens
+        extras["max"] = failure.too_long.context_tokens
+    if failure.model_id:
+        extras["model_id"] = failure.model_id
+    if failure.suggestion:
+        extras["suggestion"] = failure.suggestion
+    return extras

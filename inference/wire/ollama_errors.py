@@ -16,7 +16,7 @@ KEEP_ALIVE_FRAME = b""
 
 def error_body(error: ApiError, *, request_id: str) -> bytes:
     said = {"error": error.message, "code": error.code, "param": param_of(error, OLLAMA_NAMES)}
-    return orjson.dumps(said)
+    return orjson.dumps(said | error.extras)
 
 
 def error_frame(error: ApiError, *, request_id: str) -> bytes:

@@ -23,6 +23,7 @@ def error_object(error: ApiError, names: Mapping[str, str] = OPENAI_NAMES) -> di
             "type": error.type,
             "param": param_of(error, names),
             "code": error.code,
+            **error.extras,
         }
     }
 

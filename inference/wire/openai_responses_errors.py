@@ -28,7 +28,7 @@ def error_frame(error: ApiError, *, request_id: str) -> bytes:
 def error_event(error: ApiError) -> tuple[str, dict[str, Any]]:
     """Flat, as the reference documents it, and nested, as OpenAI sends it and its SDKs raise it."""
     said = {"code": error.code, "message": error.message, "param": param_of(error, RESPONSES_NAMES)}
-    return "error", {**said, "error": {"type": error.type, **said}}
+    return "error", {**said, "error": {"type": error.type, **said, **error.extras}}
 
 
 def named_frame(kind: str, fields: dict[str, Any], sequence_number: int) -> bytes:

@@ -59,17 +59,25 @@ def test_activation_is_ready_when_the_pinned_models_are(
 
 def test_what_a_neuron_says_in_the_originals_shapes(reader: Api, model, beat, build) -> None:
     gib = 1024**3
-    card = build.device(kind="cuda", total_memory_bytes=8 * gib, free_memory_bytes=6 * gib)
+    card = build.device(
+        kind="cuda", total_memory_bytes=8 * gib, free_memory_bytes=6 * gib, driver="580.10"
+    )
     ready = build.replica(
         report=build.report(), stats=build.stats(in_flight=2), devices=["cuda:0"], memory_bytes=gib
     )
     failed = build.replica(model="broken", status=ReplicaStatus.FAILED)
     host = msgspec.structs.replace(build.heartbeat().host, os="Debian 12", kernel="Linux 6.1.0")
+    host = msgspec.structs.replace(
+        host, cuda_version="13.0", torch_version="2.13.0+cu130", torch_cuda_version="13.0"
+    )
     beat(devices=[card], replicas=[ready, failed], host=host)
-    assert reader.get("neurons/beast/version")["package_version"] == "0.1.0"
+    version = reader.get("neurons/beast/version")
+    assert (version["package_version"], version["torch_version"]) == ("0.1.0", "2.13.0+cu130")
     found = reader.get("neurons/beast/discovery")
     assert (found["hostname"], found["devices"][0]["vram_total_mb"]) == ("beast.local", 8192)
     assert (found["os"], found["kernel"]) == ("Debian 12", "Linux 6.1.0")
+    assert (found["driver_version"], found["cuda_version"]) == ("580.10", "13.0")
+    assert found["torch_cuda_version"] == "13.0"
     health = reader.get("neurons/beast/health")
     assert (health["uptime_secs"], health["devices"][0]["vram_free_mb"]) == (600, 6144)
     assert health["activation"]["completed"] == ["tiny"]
@@ -100,11 +108,24 @@ def test_what_a_neuron_says_in_the_originals_shapes(reader: Api, model, beat, bu
             {
                 "error": {
                     "kind": "quant_not_found",
-                    "model_id": "tiny",
+                    "model_id": "pypi:tiny",
                     "cause": "why",
+                    "suggestion": "Use Q4_K_M.",
                     "requested": None,
                     "available": ["Q4_K_M", "Q8_0"],
                     "nearest": "Q4_K_M",
+                }
+            },
+        ),
+        (
+            ("failed", "repo_fetch_failed"),
+            422,
+            {
+                "error": {
+                    "kind": "repo_fetch_failed",
+                    "model_id": "pypi:tiny",
+                    "cause": "why",
+                    "suggestion": "Use Q4_K_M.",
                 }
             },
         ),

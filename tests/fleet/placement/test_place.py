@@ -138,6 +138,8 @@ TABLE = {
             code="load_failed",
             message="Loading tiny failed on a: too big",
             retry_after_s=FAILED_LOAD_BACKOFF_S - 5.0,
+            model_id="pypi:tiny",
+            suggestion="Unload another model, or load a smaller quant.",
         ),
     ),
     "draining is left alone when another neuron can": (

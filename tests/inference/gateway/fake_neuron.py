@@ -25,6 +25,7 @@ from inference.protocol.events import (
     Failed,
     Failure,
     Finished,
+    TooLong,
     Usage,
     encode_event_batch,
 )
@@ -88,7 +89,10 @@ async def endless(submit: Submit) -> AsyncIterator[list[Event]]:
 
 async def failing(submit: Submit) -> AsyncIterator[list[Event]]:
     failure = Failure(
-        code="context_length_exceeded", message="9000 tokens; 8192 fit.", param="messages"
+        code="context_length_exceeded",
+        message="9000 tokens; 8192 fit.",
+        param="messages",
+        too_long=TooLong(prompt_tokens=9000, context_tokens=8192),
     )
     yield [Failed(request_id=submit.request_id, failure=failure)]
 

@@ -39,6 +39,7 @@ async def test_a_failure_before_the_first_byte_keeps_its_status(
     answer = await client.post(CHAT, ask(stream=stream))
     assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
     assert answer.error["param"] == "messages"
+    assert (answer.error["prompt_len"], answer.error["max"]) == (9000, 8192)
     assert "retry-after" not in answer.headers
 
 

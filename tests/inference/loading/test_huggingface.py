@@ -19,6 +19,7 @@ from inference.loading.errors import (
     DownloadFailedError,
     LoadError,
     QuantizationNotFoundError,
+    RepoFetchFailedError,
     UnknownArchitectureError,
 )
 from inference.loading.files import ModelFiles
@@ -258,8 +259,8 @@ def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("repo", "error", "named"),
     [
-        ("org/none", BadSourceError, "no repository org/none"),
-        ("org/gated", DownloadFailedError, "gated.*token that was granted access.*HF_TOKEN"),
+        ("org/none", RepoFetchFailedError, "no repository org/none"),
+        ("org/gated", RepoFetchFailedError, "gated.*token that was granted access.*HF_TOKEN"),
         ("org/broken", DownloadFailedError, "org/broken could not be downloaded"),
         ("a/b/c", BadSourceError, "huggingface:org/name"),
     ],

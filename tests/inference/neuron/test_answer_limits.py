@@ -36,6 +36,7 @@ def test_what_does_not_fit_is_refused(
             max_tokens=max_tokens,
         )
     assert refused.value.failure.code == "context_length_exceeded"
+    assert refused.value.failure.too_long is not None
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,19 @@ def test_disk_that_was_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert full.unchanged_failure is None is not crashed.unchanged_failure
 
 
+def test_a_repository_that_the_hub_refused_is_tried_once_it_answers() -> None:
+    """What it may read is known to the hub alone: it is asked rarely."""
+    commits: list[str | None] = [None, None, "one"]
+    now_s = 0.0
+    failed = FailedReplica(spec_of("huggingface:org/m"), "repo_fetch_failed")
+    watch = watch_of(failed, ask_hub=lambda _: commits.pop(0), clock=lambda: now_s)
+    for _ in range(3):
+        watch.look()
+        assert not failed.is_dropped or not commits
+        now_s += ASK_HUB_S
+    assert failed.is_dropped
+
+
 @pytest.mark.parametrize("source", ["pypi:tiny", "path:/nowhere", "nonsense"])
 def test_what_no_hub_has_is_not_asked_of_it(source: str) -> None:
     assert hub_identity(spec_of(source)) is None

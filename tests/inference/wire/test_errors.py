@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import orjson
 import pytest
 
-from inference.protocol.events import Failure
+from inference.protocol.events import Failure, TooLong
+from inference.wire import anthropic_errors, ollama_errors, openai_responses_errors
 from inference.wire.errors import MethodNotAllowedError, RequestFailedError, error_headers
 from inference.wire.failures import FAILURES
 from inference.wire.openai_errors import error_object
@@ -41,6 +43,42 @@ def test_failures(code: str, status: int, retries: bool) -> None:
         "param": "p",
         "code": code,
     }
+
+
+LONG = Failure(
+    code="context_length_exceeded",
+    message="Too long.",
+    too_long=TooLong(prompt_tokens=9000, context_tokens=8192),
+)
+UNLOADABLE = Failure(
+    code="repo_fetch_failed",
+    message="No such repository.",
+    model_id="huggingface:org/none",
+    suggestion="Check its name.",
+)
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "extras"),
+    [
+        (LONG, 400, {"prompt_len": 9000, "max": 8192}),
+        (UNLOADABLE, 422, {"model_id": "huggingface:org/none", "suggestion": "Check its name."}),
+    ],
+)
+def test_fields_of_the_originals_errors_stand_beside_ours(
+    failure: Failure, status: int, extras: dict[str, object]
+) -> None:
+    error = RequestFailedError(failure)
+    assert error.status == status
+    said = [
+        error_object(error)["error"],
+        orjson.loads(openai_responses_errors.error_body(error, request_id="r"))["error"],
+        openai_responses_errors.error_event(error)[1]["error"],
+        anthropic_errors.error_object(error, request_id="r")["error"]["details"],
+        orjson.loads(ollama_errors.error_body(error, request_id="r")),
+    ]
+    for one in said:
+        assert {name: one[name] for name in extras} == extras
 
 
 def test_every_failure_is_an_error_and_busy_servers_and_limits_invite_a_retry() -> None:
