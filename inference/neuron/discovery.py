@@ -11,15 +11,17 @@ import logging
 import os
 import platform
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pynvml
 
 from inference.loading.host_memory import host_memory
+from inference.neuron.cuda_cards import CudaCard, card_now, list_cards, visible_cards
 from inference.neuron.held_memory import held_bytes
 from inference.neuron.versions import driver_cuda, installed_torch
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
@@ -33,12 +35,6 @@ DISPLAY_CLASS_PREFIX = "0x03"
 
 
 @dataclass(slots=True)
-class _CudaDevice:
-    handle: Any
-    info: DeviceInfo
-
-
-@dataclass(slots=True)
 class Discovery:
     """Looked up once; ``host`` and ``devices`` refresh the free memory."""
 
@@ -47,7 +43,7 @@ class Discovery:
     """Why the host's cards cannot be used."""
     cuda_version: str = ""
     """The newest CUDA that the driver runs."""
-    _cuda: list[_CudaDevice] = field(default_factory=list)
+    _cuda: list[CudaCard] = field(default_factory=list)
     _nvml: Any = pynvml
 
     @classmethod
@@ -66,7 +62,8 @@ class Discovery:
             has_nvidia_hardware = _has_nvidia_hardware()
         try:
             nvml.nvmlInit()
-            discovery._cuda = _visible(_cuda_devices(nvml), nvml, environment)
+            cards, problems = list_cards(nvml)
+            discovery._cuda = visible_cards(cards, nvml, environment)
             discovery.cuda_version = driver_cuda(nvml) or ""
         except nvml.NVMLError as error:
             problem = _nvml_problem(nvml, error, has_nvidia_hardware)
@@ -74,6 +71,12 @@ class Discovery:
                 discovery.problems.append(problem)
                 discovery.cuda_unavailable = problem
                 log.warning("%s", problem)
+            return discovery
+        for problem in problems:
+            log.warning("%s", problem)
+        discovery.problems += problems
+        if problems and not cards:
+            discovery.cuda_unavailable = problems[0]
         return discovery
 
     def host(self) -> HostInfo:
@@ -97,7 +100,7 @@ class Discovery:
         return [*self.cuda_devices(), cpu_device()]
 
     def cuda_devices(self) -> list[DeviceInfo]:
-        return [self._with_free_memory(device, index) for index, device in enumerate(self._cuda)]
+        return [self._now(card, index) for index, card in enumerate(self._cuda)]
 
     measure = devices
 
@@ -105,30 +108,16 @@ class Discovery:
         """What that process holds of the host's memory."""
         return held_bytes(pid)
 
-    def _with_free_memory(self, device: _CudaDevice, index: int) -> DeviceInfo:
-        info, handle, nvml = device.info, device.handle, self._nvml
+    def _now(self, card: CudaCard, index: int) -> DeviceInfo:
         try:
-            free = int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
-        except nvml.NVMLError as error:
-            free = 0  # nothing may be placed on a device that does not answer
-            problem = f"{info.name} (device {index}) no longer answers: {error}"
+            return card_now(self._nvml, card, index)
+        except self._nvml.NVMLError as error:
+            problem = f"{card.info.name} (device {index}) no longer answers: {error}"
             if problem not in self.problems:
                 self.problems.append(problem)
                 log.error("%s", problem)
-        return DeviceInfo(
-            index=index,
-            kind="cuda",
-            name=info.name,
-            total_memory_bytes=info.total_memory_bytes,
-            free_memory_bytes=free,
-            compute_capability=info.compute_capability,
-            driver=info.driver,
-            utilization_percent=_told(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-            temperature_c=_told(
-                nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
-            ),
-            power_w=_watts(_told(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle))),
-        )
+            # Nothing may be placed on a device that does not answer.
+            return msgspec.structs.replace(card.info, index=index, free_memory_bytes=0)
 
 
 def cpu_device() -> DeviceInfo:
@@ -141,63 +130,6 @@ def cpu_device() -> DeviceInfo:
         total_memory_bytes=memory.total_bytes,
         free_memory_bytes=memory.free_bytes,
     )
-
-
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
-
-
-def _told(nvml: Any, read: Callable[[], int]) -> int | None:
-    """Some devices do not tell, among them parts of one (MIG)."""
-    try:
-        return int(read())
-    except nvml.NVMLError:
-        return None
-
-
-def _cuda_devices(nvml: Any) -> list[_CudaDevice]:
-    """In NVML's order, which is that of the PCI bus."""
-    driver = _text(nvml.nvmlSystemGetDriverVersion())
-    devices = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        info = DeviceInfo(
-            index=index,
-            kind="cuda",
-            name=_text(nvml.nvmlDeviceGetName(handle)),
-            total_memory_bytes=int(memory.total),
-            free_memory_bytes=int(memory.free),
-            compute_capability=f"{major}.{minor}",
-            driver=driver,
-        )
-        devices.append(_CudaDevice(handle, info))
-    return devices
-
-
-def _visible(
-    devices: list[_CudaDevice], nvml: Any, environment: Mapping[str, str]
-) -> list[_CudaDevice]:
-    """The cards that CUDA_VISIBLE_DEVICES leaves to engines, in its order. Entries are numbers or
-    (starts of) UUIDs; as in CUDA, the first that matches nothing ends the list."""
-    listed = environment.get("CUDA_VISIBLE_DEVICES")
-    if listed is None:
-        return devices
-    chosen = []
-    for word in listed.replace(" ", "").split(","):
-        if word.isdigit() and int(word) < len(devices):
-            chosen.append(devices[int(word)])
-            continue
-        matching = [
-            device
-            for device in devices
-            if word and _text(nvml.nvmlDeviceGetUUID(device.handle)).startswith(word)
-        ]
-        if not matching:
-            break
-        chosen.append(matching[0])
-    return chosen
 
 
 def _nvml_problem(nvml: Any, error: Exception, has_nvidia_hardware: bool) -> str | None:
@@ -255,7 +187,3 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value

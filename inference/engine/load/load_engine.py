@@ -148,7 +148,12 @@ def load_engine(
     if ranked is not None:
         return LoadedEngine(engine, report, ranked.followers)
     models = (built.model,) if draft is None else (built.model, draft.model)
-    sleeper = Sleeper(models, lambda: build(AWAKENING_CONCURRENCY), beside=built.predictor)
+    sleeper = Sleeper(
+        models,
+        lambda: build(AWAKENING_CONCURRENCY),
+        process_bytes=built.trial.process_bytes,
+        beside=built.predictor,
+    )
     report = msgspec.structs.replace(report, asleep=asleep)
     return LoadedEngine(engine, report, sleeper=sleeper)
 

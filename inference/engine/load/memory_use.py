@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
+import pynvml
 import torch
 
 STATUS_FILE = Path("/proc/self/status")
@@ -42,11 +43,13 @@ class MemoryGauge(Protocol):
 
 
 class HostGauge:
-    """Opened before anything is loaded."""
+    """Opened before anything is loaded, and before the process uses a card."""
 
     def __init__(self) -> None:
         give_back_freed()
         self.process_bytes = anonymous_bytes()
+        self.free_card_bytes = free_card_bytes()
+        """What was free on each card then, by its UUID."""
 
     def watch(self) -> None:
         give_back_freed()
@@ -62,12 +65,20 @@ class HostGauge:
 
 
 class CudaGauge:
-    """Not yet measured against a device's own count. torch's allocator keeps what it was once
-    given, so what is reserved is what the device lacks; the process' share is the CUDA context."""
+    """torch's allocator keeps what it was once given, so what is reserved is what the device lacks;
+    the process' share is the CUDA context and what libraries take beside the allocator.
 
-    def __init__(self, device: torch.device) -> None:
+    Where the driver does not list this process, as in a container, the share is what has left the
+    card's free memory since ``free_at_open_bytes`` was measured; others' processes blur it."""
+
+    def __init__(self, device: torch.device, free_at_open_bytes: int | None) -> None:
+        """``free_at_open_bytes``: of the card, before this process used it; ``None`` where the
+        driver does not report it."""
         self._device = device
-        self.process_bytes = max(0, cuda_process_bytes(device) - torch.cuda.memory_reserved(device))
+        taken_bytes = cuda_process_bytes(device)
+        if not taken_bytes and free_at_open_bytes is not None:
+            taken_bytes = free_at_open_bytes - torch.cuda.mem_get_info(device)[0]
+        self.process_bytes = max(0, taken_bytes - torch.cuda.memory_reserved(device))
 
     def watch(self) -> None:
         torch.cuda.empty_cache()
@@ -79,7 +90,9 @@ class CudaGauge:
 
 def gauge_for(device: torch.device, host: HostGauge) -> MemoryGauge:
     """``host`` was opened before the device was known."""
-    return CudaGauge(device) if device.type == "cuda" else host
+    if device.type != "cuda":
+        return host
+    return CudaGauge(device, host.free_card_bytes.get(card_uuid(device)))
 
 
 def anonymous_bytes() -> int:
@@ -100,20 +113,38 @@ def give_back_freed() -> None:
         trim(0)
 
 
-def cuda_process_bytes(device: torch.device) -> int:
-    """What this process takes on ``device`` as the driver counts it; 0 where it does not say (in a
-    container it may know the process by another id)."""
-    import pynvml
+def card_uuid(device: torch.device) -> str:
+    """As NVML writes it: ``GPU-…``."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
+
+def cuda_process_bytes(device: torch.device) -> int:
+    """What this process takes on ``device`` as the driver counts it; 0 where it does not report it
+    (in a container it may know the process by another id)."""
     nvml: Any = pynvml
     try:
         nvml.nvmlInit()
-        uuid = torch.cuda.get_device_properties(device).uuid
-        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        handle = nvml.nvmlDeviceGetHandleByUUID(card_uuid(device))
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except nvml.NVMLError:
         return 0
     return sum(process.usedGpuMemory or 0 for process in processes if process.pid == os.getpid())
+
+
+def free_card_bytes() -> dict[str, int]:
+    """What is free on each card, by its UUID, without using any: torch's own question would make a
+    context there. Cards whose memory NVML does not report are left out."""
+    nvml: Any = pynvml
+    found: dict[str, int] = {}
+    with contextlib.suppress(nvml.NVMLError):
+        nvml.nvmlInit()
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                uuid = nvml.nvmlDeviceGetUUID(handle)
+                name = uuid.decode() if isinstance(uuid, bytes) else uuid
+                found[name] = int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
+    return found
 
 
 def _status() -> dict[str, int]:

@@ -33,13 +33,20 @@ class Sleeper:
     """Owns the models while they sleep; who has the engine lets go of it."""
 
     def __init__(
-        self, models: Sequence[AnyModel], build: Callable[[], Engine], *, beside: object = None
+        self,
+        models: Sequence[AnyModel],
+        build: Callable[[], Engine],
+        *,
+        process_bytes: int,
+        beside: object = None,
     ) -> None:
         """``models``: the one that answers, and one that drafts for it. ``build`` makes an engine
-        as the load did, with KV of its own, and warms it up. ``beside``: what else has weights."""
+        as the load did, with KV of its own, and warms it up. ``process_bytes``: what the process
+        takes of its device beside what torch reserves. ``beside``: what else has weights."""
         self._models = models
         self._device = models[0].device
         self._build = build
+        self._process_bytes = process_bytes
         self._away = AwayWeights((models, beside), self._device)
 
     def fall_asleep(self) -> AsleepBytes:
@@ -80,7 +87,10 @@ class Sleeper:
             return AsleepBytes(device_bytes=anonymous_bytes())
         reserved_bytes = torch.cuda.memory_reserved(device)
         return AsleepBytes(
-            device_bytes=max(reserved_bytes, cuda_process_bytes(device)),
+            device_bytes=max(
+                reserved_bytes + self._process_bytes,
+                cuda_process_bytes(device),
+            ),
             host_bytes=self._away.num_bytes,
         )
 

@@ -28,9 +28,12 @@ class FakeNvml:
     NVML_ERROR_NO_PERMISSION = pynvml.NVML_ERROR_NO_PERMISSION
     NVML_ERROR_DRIVER_NOT_LOADED = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
     NVML_ERROR_LIBRARY_NOT_FOUND = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    NVML_ERROR_NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 
-    def __init__(self, init_error: int | None = None) -> None:
+    def __init__(self, init_error: int | None = None, memory_error: int | None = None) -> None:
+        """``memory_error``: what the first card's memory raises."""
         self.init_error = init_error
+        self.memory_error = memory_error
         self.is_lost = False
 
     def nvmlInit(self) -> None:  # noqa: N802 - NVML's own names
@@ -61,7 +64,12 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
         if self.is_lost:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        if handle == 0 and self.memory_error is not None:
+            raise pynvml.NVMLError(self.memory_error)
         return SimpleNamespace(total=24 * GIB, free=(20 + handle) * GIB)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:  # noqa: N802
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     NVML_TEMPERATURE_GPU = pynvml.NVML_TEMPERATURE_GPU
 
@@ -116,6 +124,71 @@ def test_engines_see_what_cuda_visible_devices_leaves(visible: str, names: list[
     devices = _run(FakeNvml(), CUDA_VISIBLE_DEVICES=visible).cuda_devices()
     assert [device.name for device in devices] == names
     assert [device.index for device in devices] == list(range(len(names)))
+
+
+class DividedNvml(FakeNvml):
+    """The second card is divided into parts 0 and 2."""
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:  # noqa: N802
+        return 7 if handle == 1 else 0
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, index: int) -> int:  # noqa: N802
+        if index not in (0, 2):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return 100 + index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return f"MIG-part{handle - 100}" if handle >= 100 else super().nvmlDeviceGetUUID(handle)
+
+    def nvmlDeviceGetGpuInstanceId(self, handle: int) -> int:  # noqa: N802
+        return handle - 90
+
+    def nvmlDeviceGetComputeInstanceId(self, handle: int) -> int:  # noqa: N802
+        return 0
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+        return f"Card 1 MIG part {handle - 100}" if handle >= 100 else f"Card {handle}"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
+        if handle >= 100:
+            return SimpleNamespace(total=6 * GIB, free=5 * GIB)
+        return super().nvmlDeviceGetMemoryInfo(handle)
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("MIG-part2", ["Card 1 MIG part 2"]),
+        ("MIG-part0,0,MIG-part2", ["Card 1 MIG part 0", "Card 0", "Card 1 MIG part 2"]),
+        ("MIG-GPU-1abc/12/0", ["Card 1 MIG part 2"]),
+        ("MIG-part1,0", []),
+    ],
+)
+def test_parts_of_a_card_are_devices(visible: str, names: list[str]) -> None:
+    devices = _run(DividedNvml(), CUDA_VISIBLE_DEVICES=visible).cuda_devices()
+    assert [device.name for device in devices] == names
+    for device in devices:
+        if "MIG" in device.name:
+            assert (device.total_memory_bytes, device.free_memory_bytes) == (6 * GIB, 5 * GIB)
+            assert device.compute_capability == "8.6"
+
+
+def test_a_card_without_memory_of_its_own_has_the_hosts() -> None:
+    discovery = _run(FakeNvml(memory_error=pynvml.NVML_ERROR_NOT_SUPPORTED))
+    unified, neighbour, processors = discovery.devices()
+    assert unified.total_memory_bytes == processors.total_memory_bytes
+    assert 0 < unified.free_memory_bytes <= processors.total_memory_bytes
+    assert neighbour.free_memory_bytes == 21 * GIB
+    assert discovery.host().problems == []
+
+
+def test_a_card_that_does_not_answer_hides_no_other() -> None:
+    discovery = _run(FakeNvml(memory_error=pynvml.NVML_ERROR_GPU_IS_LOST))
+    (card,) = discovery.cuda_devices()
+    assert (card.name, card.index) == ("Card 1", 0), "engines count what answers"
+    (problem,) = discovery.host().problems
+    assert "card 0 does not answer" in problem
+    assert discovery.host().cuda_unavailable == ""
 
 
 def test_no_visible_device_is_a_cpu_host() -> None:

@@ -8,13 +8,17 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
+import pynvml
 import pytest
 import torch
 
-from inference.engine.load.memory_use import HostGauge, anonymous_bytes
+from inference.engine.load import memory_use
+from inference.engine.load.memory_use import HostGauge, anonymous_bytes, gauge_for
 from inference.engine.serving.channel import Channel
 from inference.models.paged_kv import untouched_zeros
 from inference.protocol.engine import Loaded, LoadProgressed, decode_engine_message
@@ -44,6 +48,66 @@ def test_keys_and_values_are_held_where_somebody_wrote_to() -> None:
     promised[:, 0] = 1
     assert anonymous_bytes() - before_bytes < 20 * MB, "a small page for each byte, not a huge one"
     assert int(promised[:, :2].sum()) == 50, "all else is zero"
+
+
+class Card:
+    """A card of 24 GB as NVML and torch see it from one process of several."""
+
+    NVMLError = pynvml.NVMLError
+
+    def __init__(self, *, lists_us: bool) -> None:
+        self.lists_us = lists_us
+        self.others_bytes = 3_000 * MB
+        self.context_bytes = 0
+        self.reserved_bytes = 0
+
+    @property
+    def free_bytes(self) -> int:
+        return 24_000 * MB - self.others_bytes - self.context_bytes - self.reserved_bytes
+
+    def nvmlInit(self) -> None:  # noqa: N802 - NVML's own names
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        if index == 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return "GPU-1234"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
+        assert uuid == "GPU-1234"
+        return 1
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
+        return SimpleNamespace(free=self.free_bytes)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
+        others = SimpleNamespace(pid=1, usedGpuMemory=self.others_bytes)
+        own_bytes = self.context_bytes + self.reserved_bytes
+        own = SimpleNamespace(pid=os.getpid(), usedGpuMemory=own_bytes)
+        return [others, own] if self.lists_us else []
+
+
+@pytest.mark.parametrize("lists_us", [True, False], ids=["on the host", "in a container"])
+def test_a_context_on_a_card_is_counted_where_the_driver_does_not_list_the_process(
+    lists_us: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = Card(lists_us=lists_us)
+    monkeypatch.setattr(memory_use, "pynvml", card)
+    cuda = SimpleNamespace(
+        get_device_properties=lambda device: SimpleNamespace(uuid="1234"),
+        mem_get_info=lambda device: (card.free_bytes, 24_000 * MB),
+        memory_reserved=lambda device: card.reserved_bytes,
+    )
+    host = HostGauge()
+    card.context_bytes, card.reserved_bytes = 450 * MB, 5_000 * MB
+    monkeypatch.setattr(torch, "cuda", cuda)
+    assert gauge_for(torch.device("cuda:0"), host).process_bytes == 450 * MB
 
 
 def load(gguf: Path, data_dir: Path, earlier: EarlierLoads | None) -> LoadReport:

@@ -1,0 +1,166 @@
+"""The CUDA cards of this host, and parts of cards (MIG), as the NVIDIA driver lists them through
+NVML. Each is read by itself: one that does not answer hides none of the others. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from inference.loading.host_memory import HostMemory, host_memory
+from inference.protocol.heartbeat import DeviceInfo
+
+
+@dataclass(slots=True)
+class CudaCard:
+    handle: Any
+    """NVML's."""
+    info: DeviceInfo
+
+
+def list_cards(nvml: Any) -> tuple[list[CudaCard], list[str]]:
+    """The cards in NVML's order, which is that of the PCI bus, and in words what is wrong with
+    those that are left out. Raises ``NVMLError`` where the driver itself does not answer."""
+    driver = _text(nvml.nvmlSystemGetDriverVersion())
+    cards, problems = [], []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            cards.append(_card(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index, driver))
+        except nvml.NVMLError as error:
+            problems.append(f"card {index} does not answer and is left out: {error}")
+    return cards, problems
+
+
+def visible_cards(
+    cards: list[CudaCard], nvml: Any, environment: Mapping[str, str]
+) -> list[CudaCard]:
+    """The cards that CUDA_VISIBLE_DEVICES leaves to engines, in its order. Entries are numbers,
+    (starts of) UUIDs, or parts of cards (``MIG-…``); as in CUDA, the first that matches nothing
+    ends the list."""
+    listed = environment.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return cards
+    chosen = []
+    for word in listed.replace(" ", "").split(","):
+        card = _card_named(word, cards, nvml)
+        if card is None:
+            break
+        chosen.append(card)
+    return chosen
+
+
+def card_now(nvml: Any, card: CudaCard, index: int) -> DeviceInfo:
+    """The card with its free memory, load and temperature, as device ``index`` of CUDA. Raises
+    ``NVMLError`` where it does not answer any more."""
+    handle = card.handle
+    return msgspec.structs.replace(
+        card.info,
+        index=index,
+        free_memory_bytes=card_memory(nvml, handle).free_bytes,
+        utilization_percent=_reported(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+        temperature_c=_reported(
+            nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+        ),
+        power_w=_watts(_reported(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle))),
+    )
+
+
+def card_memory(nvml: Any, handle: Any) -> HostMemory:
+    """The card's memory. One that has none of its own (unified memory, as on GB10, where NVML does
+    not support the question) has the host's. Raises ``NVMLError``."""
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError as error:
+        if getattr(error, "value", None) != nvml.NVML_ERROR_NOT_SUPPORTED:
+            raise
+        return host_memory()
+    return HostMemory(total_bytes=int(memory.total), free_bytes=int(memory.free))
+
+
+def _card(nvml: Any, handle: Any, index: int, driver: str) -> CudaCard:
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    memory = card_memory(nvml, handle)
+    info = DeviceInfo(
+        index=index,
+        kind="cuda",
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        total_memory_bytes=memory.total_bytes,
+        free_memory_bytes=memory.free_bytes,
+        compute_capability=f"{major}.{minor}",
+        driver=driver,
+    )
+    return CudaCard(handle, info)
+
+
+def _card_named(word: str, cards: list[CudaCard], nvml: Any) -> CudaCard | None:
+    if word.isdigit():
+        return cards[int(word)] if int(word) < len(cards) else None
+    if word.startswith("MIG-"):
+        return _part_named(word, cards, nvml)
+    for card in cards:
+        uuid = _text(nvml.nvmlDeviceGetUUID(card.handle))
+        if word and uuid.startswith(word):
+            return card
+    return None
+
+
+def _part_named(word: str, cards: list[CudaCard], nvml: Any) -> CudaCard | None:
+    """By its UUID, or as drivers before 470 name it: ``MIG-GPU-<card>/<instance>/<part>``."""
+    for card in cards:
+        for handle in _parts(card, nvml):
+            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+            if uuid.startswith(word) or word == _older_name(card, handle, nvml):
+                return _part(card, handle, nvml)
+    return None
+
+
+def _parts(card: CudaCard, nvml: Any) -> Iterator[Any]:
+    """NVML's handles of the parts that the card is divided into; none where it is not."""
+    try:
+        most = int(nvml.nvmlDeviceGetMaxMigDeviceCount(card.handle))
+    except nvml.NVMLError:
+        return
+    for index in range(most):
+        try:
+            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(card.handle, index)
+        except nvml.NVMLError:  # no part has this number
+            continue
+
+
+def _part(card: CudaCard, handle: Any, nvml: Any) -> CudaCard:
+    memory = card_memory(nvml, handle)
+    info = msgspec.structs.replace(
+        card.info,
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        total_memory_bytes=memory.total_bytes,
+        free_memory_bytes=memory.free_bytes,
+    )
+    return CudaCard(handle, info)
+
+
+def _older_name(card: CudaCard, handle: Any, nvml: Any) -> str:
+    try:
+        instance = nvml.nvmlDeviceGetGpuInstanceId(handle)
+        part = nvml.nvmlDeviceGetComputeInstanceId(handle)
+    except nvml.NVMLError:
+        return ""
+    return f"MIG-{_text(nvml.nvmlDeviceGetUUID(card.handle))}/{instance}/{part}"
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def _reported(nvml: Any, read: Callable[[], int]) -> int | None:
+    """``None``: the device does not report it, as parts of a card (MIG) do not."""
+    try:
+        return int(read())
+    except nvml.NVMLError:
+        return None
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
