@@ -89,6 +89,8 @@ class Engine:
         self._long_waits = LongWaits(scheduler.overdue, scheduler.limits.max_queue_wait_s)
         self._times = StepTimes(scheduler.limits, prefill_average)
         self._numerical_watch = NumericalWatch()
+        self.load_warnings: list[str] = []
+        """Warnings of how it came to be here, for ``stats``."""
 
     @property
     def has_work(self) -> bool:
@@ -217,7 +219,8 @@ class Engine:
     @property
     def _warnings(self) -> list[str]:
         disk = self._prefix_disk
-        return [disk.problem] if disk is not None and disk.problem else []
+        disk_warnings = [disk.problem] if disk is not None and disk.problem else []
+        return [*self.load_warnings, *disk_warnings]
 
     @property
     def has_outputs(self) -> bool:

@@ -8,11 +8,15 @@ word. Nothing may use the model in between.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import torch
+
+log = logging.getLogger(__name__)
 
 COPIED_TOGETHER_BYTES = 1 << 30
 """How much is copied back before the device is waited for."""
@@ -23,6 +27,10 @@ class AwayWeights:
         self._model = model
         self._device = device
         self._away: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
+        self._locked: list[torch.Tensor] = []
+        """Those buffers whose pages are locked."""
+        self.problem = ""
+        """Why pages are not locked any more, in words; empty where nothing was refused."""
 
     @property
     def num_bytes(self) -> int:
@@ -37,7 +45,7 @@ class AwayWeights:
                 continue
             buffer = torch.empty(storage.nbytes(), dtype=torch.uint8)
             buffer.copy_(_bytes_of(storage))
-            _lock_pages(buffer, self._device)
+            self._lock_pages(buffer)
             storage.resize_(0)
             self._away.append((storage, buffer))
 
@@ -52,9 +60,36 @@ class AwayWeights:
                 _wait_for(self._device)
                 copied_bytes = 0
         _wait_for(self._device)
-        for _, buffer in self._away:
-            _unlock_pages(buffer, self._device)
+        self._unlock_pages()
         self._away.clear()
+
+    def _lock_pages(self, buffer: torch.Tensor) -> None:
+        """A card copies twice as fast from pages that stay where they are. Registered and not
+        taken from torch's allocator of such memory, which rounds up to powers of two and gives none
+        back. Where the driver refuses once (a container's limit on locked memory), the rest stays
+        unlocked, and copying is only slower."""
+        if self._device.type != "cuda" or self.problem:
+            return
+        cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        if error := int(cudart.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)):
+            self._refused("locked", error)
+        else:
+            self._locked.append(buffer)
+
+    def _unlock_pages(self) -> None:
+        locked, self._locked = self._locked, []
+        for buffer in locked:
+            cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            if error := int(cudart.cudaHostUnregister(buffer.data_ptr())):
+                self._refused("unlocked", error)
+
+    def _refused(self, what: str, error: int) -> None:
+        _forget_error(self._device)
+        self.problem = (
+            f"the weights' pages in host memory could not be {what} (cudaError {error}): "
+            "waking takes longer"
+        )
+        log.warning("%s", self.problem)
 
 
 def storages_of(root: object, device: torch.device) -> list[torch.UntypedStorage]:
@@ -111,19 +146,11 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _lock_pages(buffer: torch.Tensor, device: torch.device) -> None:
-    """A card copies twice as fast from pages that stay where they are. Registered and not taken
-    from torch's allocator of such memory, which rounds up to powers of two and gives none back.
-    Where the driver refuses, the copy is only slower."""
-    if device.type == "cuda":
-        cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        cudart.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)
-
-
-def _unlock_pages(buffer: torch.Tensor, device: torch.device) -> None:
-    if device.type == "cuda":
-        cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        cudart.cudaHostUnregister(buffer.data_ptr())
+def _forget_error(device: torch.device) -> None:
+    """cudart keeps the error of a call that it refused, and torch's next check of a launch raises
+    it. torch has no call that forgets it, so a launch of no consequence takes it."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)
 
 
 def _wait_for(device: torch.device) -> None:

@@ -79,7 +79,14 @@ class Sleeper:
         for model in self._models:
             if isinstance(model, NativeModel):
                 model.decoder.make_scratch()
-        return self._build()
+        engine = self._build()
+        engine.load_warnings = self.warnings
+        return engine
+
+    @property
+    def warnings(self) -> list[str]:
+        """In words: what makes sleeping and waking slower than it could be."""
+        return [self._away.problem] if self._away.problem else []
 
     def _held(self) -> AsleepBytes:
         device = self._device

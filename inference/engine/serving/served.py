@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from inference.engine.embedding.embedding_engine import EmbeddingEngine
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine
@@ -32,7 +34,10 @@ class Served:
         self._sleeper: Sleeper | None = loaded.sleeper
 
     def stats(self) -> EngineStats:
-        return ASLEEP if self.engine is None else self.engine.stats()
+        if self.engine is not None:
+            return self.engine.stats()
+        warnings = [] if self._sleeper is None else self._sleeper.warnings
+        return msgspec.structs.replace(ASLEEP, warnings=warnings)
 
     @property
     def has_work(self) -> bool:

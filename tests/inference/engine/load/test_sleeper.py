@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from inference.engine.engine import Engine
-from inference.engine.load import away_weights
 from inference.engine.load.away_weights import AwayWeights, storages_of
 from inference.engine.load.load_engine import load_engine
 from inference.engine.load.memory_use import anonymous_bytes
@@ -75,6 +74,12 @@ def test_answers_are_the_same_and_the_prefix_cache_is_not_kept(
         engine = weakref.ref(served.engine)
     served.wake()
     assert served.engine is engine(), "one that is awake stays as it is"
+    assert served.stats().warnings == []
+    assert served._sleeper is not None
+    served._sleeper._away.problem = "pages are not locked"
+    for act in (served.fall_asleep, served.wake):
+        act()
+        assert served.stats().warnings == ["pages are not locked"]
 
 
 @dataclass(slots=True)
@@ -125,18 +130,71 @@ def test_tensors_leave_and_come_back_where_they_were() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.values(), before, strict=True))
 
 
+class Card:
+    """The processor as a card: its runtime remembers the error of a refused call until a launch
+    raises it, as cudart does."""
+
+    type = "cuda"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, refuses: str = "") -> None:
+        """``refuses``: the call that gives an error."""
+        self.locked: dict[int, int] = {}
+        self._refuses = refuses
+        self._error = 0
+        cudart = SimpleNamespace(cudaHostRegister=self.register, cudaHostUnregister=self.unregister)
+        zeros = torch.zeros
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self._check())
+        monkeypatch.setattr(torch, "zeros", lambda size, device: (self._check(), zeros(size))[1])
+
+    def __eq__(self, other: object) -> bool:
+        return other == torch.device("cpu")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def register(self, address: int, num_bytes: int, flags: int) -> int:
+        if self._refuses != "register":
+            self.locked[address] = num_bytes
+        return self._result("register")
+
+    def unregister(self, address: int) -> int:
+        assert self.locked.pop(address)
+        return self._result("unregister")
+
+    def _result(self, call: str) -> int:
+        self._error = 2 if self._refuses == call else 0
+        return self._error
+
+    def _check(self) -> None:
+        error, self._error = self._error, 0
+        if error:
+            raise torch.AcceleratorError("CUDA error: out of memory")
+
+
 def test_pages_are_locked_while_they_are_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a card is told: each buffer whole, once, and let go of when its weights are back."""
-    locked: dict[int, int] = {}
+    model = Holder()
+    card = Card(monkeypatch)
+    away = AwayWeights(model, card)  # type: ignore[arg-type]
+    away.take()
+    assert sum(card.locked.values()) == away.num_bytes > 0
+    away.give_back()
+    assert card.locked == {}
+    assert away.problem == ""
 
-    def register(address: int, num_bytes: int, flags: int) -> None:
-        locked[address] = num_bytes
 
-    cudart = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=locked.pop)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
-    card = SimpleNamespace(type="cuda")
-    buffer = torch.zeros(16, dtype=torch.uint8)
-    away_weights._lock_pages(buffer, card)  # type: ignore[arg-type]
-    assert locked == {buffer.data_ptr(): 16}
-    away_weights._unlock_pages(buffer, card)  # type: ignore[arg-type]
-    assert locked == {}
+@pytest.mark.parametrize("refuses", ["register", "unregister"])
+def test_pages_that_a_card_does_not_lock_are_copied_all_the_same(
+    refuses: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Holder()
+    before = [value.detach().clone() for value in model.values()]
+    card = Card(monkeypatch, refuses=refuses)
+    away = AwayWeights(model, card)  # type: ignore[arg-type]
+    for _ in range(2):
+        away.take()
+        away.give_back()
+        torch.cuda.synchronize(torch.device("cpu"))
+        assert all(torch.equal(a, b) for a, b in zip(model.values(), before, strict=True))
+    assert "waking takes longer" in away.problem
+    assert card.locked == {}
