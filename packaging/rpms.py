@@ -53,6 +53,9 @@ NAMES = {
     "python3 (>= 3.11)": "python3 >= 3.11",
     "python3-venv": None,
     "adduser": "shadow-utils",
+    "g++": "gcc-c++",
+    "python3-dev": "python3-devel",
+    "redis-server": "(redis or valkey)",
 }
 """Debian's names as Fedora has them; ``None``: it comes with another."""
 
@@ -93,6 +96,7 @@ def spec_text(package: Package, release: Release) -> str:
         known = NAMES.get(name, f"{name} = {version}-1" if name == "helexa-common" else name)
         if known is not None:
             relations.append(f"Requires: {known}")
+    relations += [f"Recommends: {NAMES.get(name, name)}" for name in package.recommends]
     if package.user:
         relations += [f"Provides: user({package.user})", f"Provides: group({package.user})"]
     scripts = ""

@@ -119,7 +119,8 @@ def _neuron(stage: Path) -> Package:
         "helexa's neuron, which runs models on this host",
         root,
         depends=("helexa-common",),
-        recommends=("g++",),
+        # The CPU decoder is compiled with g++; Triton's launchers with gcc and Python's headers.
+        recommends=("g++", "gcc", "python3-dev"),
         units=("neuron.service",),
         user="neuron",
         settings="neuron.env",

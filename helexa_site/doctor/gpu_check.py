@@ -55,6 +55,9 @@ def findings_of(told: dict[str, Any]) -> Iterator[Finding]:
     for problem in told["problems"]:
         text, _, mend = problem.partition(": ")
         yield failed(CHECK, text, mend or "see the troubleshooting page")
+    if problem := told.get("triton_problem"):
+        text, _, mend = problem.partition(": ")
+        yield warning(CHECK, text, mend)
     if told["torch"] is None:
         yield warning(
             CHECK, "torch is not installed: no model can be loaded here", _bringing_torch()

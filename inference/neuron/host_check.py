@@ -10,6 +10,7 @@ import sys
 import msgspec
 import pynvml
 
+from inference.loading.triton_needs import triton_problem
 from inference.neuron.discovery import Discovery
 from inference.neuron.torch_probe import torch_problem
 from inference.neuron.versions import driver_cuda, installed_torch
@@ -24,6 +25,8 @@ class HostCheck(msgspec.Struct, frozen=True, kw_only=True):
     torch: str | None = None
     torch_cuda: str | None = None
     """The CUDA that this torch is built for; ``None``: a build for CPUs."""
+    triton_problem: str | None = None
+    """What this host lacks to build GPU kernels, and how to get it."""
 
 
 def host_check() -> HostCheck:
@@ -40,6 +43,7 @@ def host_check() -> HostCheck:
         driver_cuda=driver_cuda(pynvml) if cards else None,
         torch=torch.version,
         torch_cuda=torch.cuda,
+        triton_problem=triton_problem() if cards and torch.version else None,
     )
 
 

@@ -161,6 +161,14 @@ HF_HUB_OFFLINE: Setting[str | None] = Setting(
     readers=NEURON | ENGINE,
     doc="1: download nothing, as huggingface_hub reads it",
 )
+CC: Setting[str | None] = Setting(
+    name="CC",
+    kind=Text("a compiler"),
+    default=None,
+    default_words="gcc, clang",
+    readers=NEURON | ENGINE,
+    doc="compiles the launchers of GPU kernels, as Triton reads it",
+)
 CXX: Setting[str | None] = Setting(
     name="CXX",
     kind=Text("a compiler"),

@@ -95,6 +95,16 @@ def test_a_deb_has_its_user_settings_and_unit(first: dict[str, bytes], out: Path
     assert "site-packages" not in told and "libtorch" not in told
 
 
+def test_a_neurons_deb_recommends_compilers_for_cpu_and_gpu(
+    first: dict[str, bytes], out: Path
+) -> None:
+    (deb,) = out.glob("helexa-neuron_*.deb")
+    recommended = subprocess.run(
+        ("dpkg-deb", "--field", str(deb), "Recommends"), check=True, capture_output=True, text=True
+    ).stdout
+    assert {"g++", "gcc", "python3-dev"} == set(recommended.strip().split(", "))
+
+
 def test_an_rpm_has_its_user_settings_and_unit(first: dict[str, bytes], out: Path) -> None:
     if shutil.which("rpmbuild") is None:
         pytest.skip("there is no rpmbuild on this machine")
@@ -120,5 +130,6 @@ def test_an_rpm_has_its_user_settings_and_unit(first: dict[str, bytes], out: Pat
     } <= set(asked("--list"))
     assert {"user(neuron)", "group(neuron)"} <= set(asked("--provides"))
     assert any(line.startswith("helexa-common = ") for line in asked("--requires"))
+    assert {"gcc-c++", "gcc", "python3-devel"} == set(asked("--recommends"))
     scripts = "\n".join(asked("--scripts"))
     assert "useradd --system" in scripts and "systemctl try-restart neuron.service" in scripts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.built_model import BuiltModel
 from inference.engine.load.memory import (
@@ -9,8 +11,15 @@ from inference.engine.load.memory import (
 )
 from inference.loading.image_processor import vision_input
 from inference.loading.loader import OpenedModel
+from inference.loading.triton_needs import triton_problem
 from inference.models.graphed import captured_in_words
 from inference.protocol.load import LoadReport
+
+
+def load_warnings(device: torch.device) -> list[str]:
+    """In words: what this host lacks for its models to run as fast as they could."""
+    problem = triton_problem() if device.type == "cuda" else None
+    return [] if problem is None else [problem]
 
 
 def load_report(
@@ -46,6 +55,7 @@ def load_report(
         eos_token_ids=list(config.eos_token_ids),
         generation_defaults=dict(config.generation_defaults),
         grammar_problem=grammar_problem,
+        warnings=load_warnings(built.model.device),
         vision=vision_input(config),
         context_reason=plan.context_reason,
         prefill_speed=trial.prefill_speed,

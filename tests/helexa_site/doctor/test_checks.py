@@ -186,6 +186,13 @@ def test_gpus(told: dict[str, Any], level: Level, word: str) -> None:
     assert word in found[0].text + found[0].mend
 
 
+def test_a_host_that_cannot_build_gpu_kernels() -> None:
+    problem = "GPU kernels cannot be built without a C compiler: install gcc"
+    found = list(gpu_check.findings_of(host(triton_problem=problem)))
+    assert levels(found) == [Level.WARNING, Level.OK]
+    assert ("C compiler" in found[0].text, found[0].mend) == (True, "install gcc")
+
+
 def test_this_host_can_be_asked_for_its_gpus() -> None:
     assert all(finding.level is not Level.WARNING for finding in gpu_check.gpu_findings())
 

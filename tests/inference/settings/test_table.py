@@ -37,7 +37,7 @@ NO_SETTINGS = {
     "HELEXA_MULTIPLIES_PAIRS",  # a macro of the native code, named by a decision
 }
 MODULES = (storage, gateway, neuron, installation, commands)
-OF_LIBRARIES = {"HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CXX"}
+OF_LIBRARIES = {"HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CC", "CXX"}
 """Read by those libraries, or by all who start a compiler."""
 EACH = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 

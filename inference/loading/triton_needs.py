@@ -1,0 +1,51 @@
+"""What Triton needs of this host to build its kernels' launchers, and in words what is missing. No
+torch and no Triton: the neuron's doctor asks too.
+
+Triton compiles a small C extension at a kernel's first launch: with ``CC``, gcc or clang, against
+the headers of the Python that runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+COMPILERS = ("gcc", "clang")
+
+
+def triton_problem(
+    environment: Mapping[str, str] = os.environ, headers: Path | None = None
+) -> str | None:
+    """What is missing, and which packages bring it; ``None``: nothing is. ``headers``: where
+    Python's are, if that is not this Python's own folder."""
+    missing = []
+    if not _compiler(environment):
+        missing.append("a C compiler (gcc, clang, or CC)")
+    if not ((headers or _header_folder()) / "Python.h").is_file():
+        missing.append(f"the headers of Python {sys.version_info.major}.{sys.version_info.minor}")
+    if not missing:
+        return None
+    return (
+        f"GPU kernels cannot be built without {' and '.join(missing)}, and models on CUDA are "
+        "slower: install gcc and python3-dev (python3-devel on rpm systems)"
+    )
+
+
+def _compiler(environment: Mapping[str, str]) -> str | None:
+    """As Triton chooses it: what ``CC`` names, and nothing else where that is set."""
+    path = environment.get("PATH")
+    named = environment.get("CC")
+    candidates = COMPILERS if named is None else (named,)
+    return next((found for name in candidates if (found := shutil.which(name, path=path))), None)
+
+
+def _header_folder() -> Path:
+    """Debian's default scheme adds ``local``, where Python itself puts no headers."""
+    scheme = sysconfig.get_default_scheme()
+    if scheme == "posix_local":
+        scheme = "posix_prefix"
+    return Path(sysconfig.get_paths(scheme=scheme)["include"])
