@@ -25,16 +25,12 @@ from inference.protocol.events import (
 from inference.protocol.generation import ChatInput, Submit, TokensInput
 from inference.protocol.heartbeat import ReplicaStatus
 from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.bodies import ask
 from tests.inference.gateway.conftest import FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing, silent
 from tests.inference.gateway.waiting import until
 
 CHAT = "/v1/chat/completions"
-
-
-def ask(**more: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
-    return {"model": "tiny", "messages": messages, **more}
 
 
 async def test_answers_in_one_body(client: AsgiClient, neuron: FakeNeuron) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -20,15 +19,11 @@ from inference.protocol.events import (
 from inference.protocol.generation import Submit
 from inference.wire.errors import ServiceUnavailableError
 from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.bodies import ask
 from tests.inference.gateway.conftest import FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing
 
 CHAT = "/v1/chat/completions"
-
-
-def ask(**more: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
-    return {"model": "tiny", "messages": messages, **more}
 
 
 @pytest.mark.parametrize("stream", [True, False])

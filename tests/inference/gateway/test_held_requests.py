@@ -15,6 +15,7 @@ from inference.protocol import keys
 from inference.protocol.events import Accepted, Delta, Event
 from inference.protocol.generation import Submit
 from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.bodies import ask
 from tests.inference.gateway.fake_neuron import FakeNeuron, silent
 
 CHAT = "/v1/chat/completions"
@@ -25,10 +26,6 @@ def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two looks are still further apart than the reader's read, whose end says what has come."""
     monkeypatch.setattr("inference.gateway.gateway.LOOK_INTERVAL_S", 0.2)
     monkeypatch.setattr("inference.gateway.event_reader.BLOCK_MS", 100)
-
-
-def ask(**more: Any) -> dict[str, Any]:
-    return {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], **more}
 
 
 async def halting(submit: Submit) -> AsyncIterator[list[Event]]:

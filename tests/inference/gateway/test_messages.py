@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import anthropic
@@ -31,6 +32,7 @@ from inference.protocol.generation import (
     TokenCountRequest,
 )
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
+from tests.inference.gateway.bodies import ask as chat
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, paris, silent
 from tests.inference.gateway.responses_support import counts
@@ -46,9 +48,7 @@ TOOLS: Any = [
 ]
 
 
-def ask(**more: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
-    return {"model": "tiny", "max_tokens": 50, "messages": messages, **more}
+ask = partial(chat, max_tokens=50)
 
 
 async def calls_a_tool(submit: Submit) -> AsyncIterator[list[Event]]:

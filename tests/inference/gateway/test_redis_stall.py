@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 import redis.asyncio
@@ -16,6 +15,7 @@ from inference.protocol import keys, stalls
 from inference.protocol.events import Accepted, ChoiceFinished, Delta, Event, Finished, Usage
 from inference.protocol.generation import Cancel, Submit
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
+from tests.inference.gateway.bodies import ask
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, silent
 from tests.inference.gateway.redis_trouble import (
     COMMAND_TIMEOUT_S,
@@ -33,10 +33,6 @@ NUM_TOKENS = 60
 TEXT = "".join(f"{number} " for number in range(NUM_TOKENS))
 STALL_S = 6 * COMMAND_TIMEOUT_S
 """Several commands time out meanwhile."""
-
-
-def ask(**more: Any) -> dict[str, Any]:
-    return {"model": "tiny", "messages": [{"role": "user", "content": "Count."}], **more}
 
 
 async def counting(submit: Submit) -> AsyncIterator[list[Event]]:

@@ -37,6 +37,7 @@ from inference.protocol.generation import (
     TokensInput,
 )
 from inference.protocol.load import LoadReport, LoadSpec
+from tests.inference.neuron.recording_engine import RecordingEngine
 from tests.sandbox_workers import WORKERS
 
 LIMIT = 20
@@ -146,23 +147,11 @@ def test_dimensions(
     assert (refused.value.failure.code, refused.value.failure.param) == (code, "dimensions")
 
 
-class FakeEngine:
-    def __init__(self) -> None:
-        self.sent: list[object] = []
-        self.cancelled: list[str] = []
-
-    def send(self, command: object) -> None:
-        self.sent.append(command)
-
-    def cancel(self, sequence_id: str) -> None:
-        self.cancelled.append(sequence_id)
-
-
 class Neuron:
     """A starter, a table and an engine that is told things and says nothing."""
 
     def __init__(self, text: ModelText) -> None:
-        self.engine = FakeEngine()
+        self.engine = RecordingEngine()
         self.table = RequestTable(UsageReportBook())
         self.events: list[Event] = []
         self._starter = Starter(

@@ -18,22 +18,12 @@ from inference.neuron.preparing_marks import PreparingMarks
 from inference.neuron.request_table import RequestTable
 from inference.neuron.starter import Starter
 from inference.neuron.usage_reports import UsageReportBook
-from inference.protocol.engine import EmbedSequences, SubmitSequence
+from inference.protocol.engine import SubmitSequence
 from inference.protocol.events import Accepted, Cancelled, Event, Failed
 from inference.protocol.generation import GenerationRequest, Submit, TokensInput
 from inference.protocol.sampling import SamplingOptions
 from tests.inference.neuron.model_texts import model_text
-
-
-class FakeEngine:
-    def __init__(self) -> None:
-        self.sent: list[SubmitSequence | EmbedSequences] = []
-
-    def send(self, command: SubmitSequence | EmbedSequences) -> None:
-        self.sent.append(command)
-
-    def cancel(self, sequence_id: str) -> None:
-        pass
+from tests.inference.neuron.recording_engine import RecordingEngine
 
 
 class Neuron:
@@ -42,7 +32,7 @@ class Neuron:
 
     def __init__(self, text: ModelText, limits: IntakeLimits | None = None) -> None:
         self.text = text
-        self.engine = FakeEngine()
+        self.engine = RecordingEngine()
         self.table = RequestTable(UsageReportBook())
         self.events: dict[str, list[Event]] = {}
         self.begun: list[str] = []

@@ -25,14 +25,7 @@ from inference.protocol.events import TERMINAL_EVENTS, Cancelled, Event, Failed,
 from inference.protocol.generation import GenerationRequest, Submit, TextInput
 from inference.text.choice_text import ChoiceText
 from inference.text.tokenizer import Tokenizer
-
-
-class FakeEngine:
-    def __init__(self) -> None:
-        self.cancelled: list[str] = []
-
-    def cancel(self, sequence_id: str) -> None:
-        self.cancelled.append(sequence_id)
+from tests.inference.neuron.recording_engine import RecordingEngine
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +59,9 @@ def _answer(tokenizer: Tokenizer, num_choices: int = 1, num_prompts: int = 1) ->
 
 
 def _running(
-    table: RequestTable, answer: Answer | EmbeddingAnswer, engine: FakeEngine | None = None
-) -> FakeEngine:
-    engine = engine or FakeEngine()
+    table: RequestTable, answer: Answer | EmbeddingAnswer, engine: RecordingEngine | None = None
+) -> RecordingEngine:
+    engine = engine or RecordingEngine()
     table.admit(_submit("r"))
     table.begin("r", answer, engine)
     table.started("r")
@@ -85,7 +78,7 @@ SEQUENCES = st.integers(0, 1)
     )
 )
 def test_at_most_one_terminal_event(tokenizer: Tokenizer, steps: list[tuple[str, int]]) -> None:
-    book, engine = UsageReportBook(), FakeEngine()
+    book, engine = UsageReportBook(), RecordingEngine()
     table = RequestTable(book)
     table.admit(_submit("r"))
     events: list[AddressedEvent] = []
@@ -184,7 +177,7 @@ def test_each_end_is_a_line_of_the_log(
 def test_a_cancel_before_the_engine_has_it_ends_it(
     tokenizer: Tokenizer, table: RequestTable
 ) -> None:
-    engine = FakeEngine()
+    engine = RecordingEngine()
     table.admit(_submit("r"))
     assert [event for _, event in table.cancel("r")] == [Cancelled(request_id="r", usage=None)]
     assert not table.begin("r", _answer(tokenizer), engine)
@@ -194,7 +187,7 @@ def test_a_cancel_before_the_engine_has_it_ends_it(
 def test_a_cancel_while_it_is_handed_over_follows_the_submit(
     tokenizer: Tokenizer, table: RequestTable
 ) -> None:
-    engine = FakeEngine()
+    engine = RecordingEngine()
     table.admit(_submit("r"))
     assert table.begin("r", _answer(tokenizer), engine)
     assert table.cancel("r") == []
@@ -350,12 +343,12 @@ def test_a_dead_gateways_request_that_no_engine_has_is_accounted_for_at_once(
     table = RequestTable(book)
     table.admit(_submit("r"))
     assert table.forget_gateway("g") == 1
-    assert not table.begin("r", _answer(tokenizer), FakeEngine()), "nobody waits for it"
+    assert not table.begin("r", _answer(tokenizer), RecordingEngine()), "nobody waits for it"
     assert _reported(book) == [("cancelled", None)]
 
 
 def test_a_gateway_that_dies_while_its_request_is_handed_over(tokenizer: Tokenizer) -> None:
-    book, engine = UsageReportBook(), FakeEngine()
+    book, engine = UsageReportBook(), RecordingEngine()
     table = RequestTable(book)
     table.admit(_submit("r"))
     table.begin("r", _answer(tokenizer), engine)
