@@ -27,7 +27,6 @@ from tests.embedding_model import fetch_embedding_model
 from tests.leftovers import leftovers, mark_this_run
 from tests.migrated_database import MakeSqlite, MigratedDatabase, migrated_database
 from tests.private_redis import running_redis
-from tests.rewriting import keep_share
 from tests.sandbox_workers import WORKERS
 from tests.spreading import SpreadByServer, check_servers, turn
 from tests.time_limit import (  # noqa: F401 - hooks
@@ -86,12 +85,11 @@ def is_one_of_several(config: pytest.Config) -> bool:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+def pytest_collection() -> Generator[None, object, object]:
     """What is imported and collected stays until the end: some million objects, which each full
     collection of the garbage collector would look through."""
     gc.disable()
     try:
-        keep_share(session.config)
         return (yield)
     finally:
         gc.collect()

@@ -1,5 +1,10 @@
-"""How a run is spread over processes: a file's tests stay together, and so do the files that use
-one server, which takes longer to start than most of them to run. What takes longest comes first.
+"""Why pytest-xdist's spreading is customised: with ``loadfile`` each process that gets a file of
+the live tests would start a server of its own, which takes longer than most of them. ``loadgroup``
+would keep those files together, but part the tests of all others, whose module fixtures each
+process would then build.
+
+So a file's tests stay together, and so do the files that use one server. What takes longest comes
+first.
 """
 
 from __future__ import annotations
