@@ -1,31 +1,42 @@
-"""Refuses logins after too many failures: django-axes with our limits, addresses and page.
+"""Refuses logins after too many failures: an authentication backend, and the page that says so.
 
-A try is counted before its password is looked at, and a login takes its user's count back. Counted
-afterwards, any number of tries at once would all be looked at before the first of them counts.
+    log-in form ─▶ ThrottleBackend ─ counts the attempt ─▶ Django's backend compares the password
+                        │                                      │
+                        ▼ too many                             ▼ user_login_failed, user_logged_in
+                   PermissionDenied ─▶ request.login_refusal ─▶ lockout_middleware: 429
 
-A row is a user and an address, and holds nothing else of a request. No log has the name that was
-typed: people type passwords there.
+An attempt is counted before its password is compared, and a login removes its user's count. Counted
+afterwards, any number of simultaneous attempts would all be compared before the first one counts.
+
+A row is a user and an address, and holds nothing else of a request. No log contains the name that
+was typed: people type passwords there.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from inspect import iscoroutinefunction
 from typing import Any
 
-from axes.handlers.database import AxesDatabaseHandler
-from axes.handlers.proxy import AxesProxyHandler
-from axes.models import AccessAttempt
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.contrib import admin
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import AbstractBaseUser
+from django.contrib.auth.signals import user_logged_in, user_login_failed
+from django.core.exceptions import PermissionDenied
 from django.db import IntegrityError, transaction
 from django.db.models import F, QuerySet
+from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils import timezone
 from django.utils.cache import add_never_cache_headers
+from django.utils.decorators import sync_and_async_middleware
 
 from helexa_site.client_address import client_address, counted_address
 from helexa_site.login_limits import (
@@ -34,96 +45,97 @@ from helexa_site.login_limits import (
     FAILURES_PER_USER,
     free_at,
 )
+from helexa_site.models import LoginAttempt
 from metering.actor import user_actor
 from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
 
 LIMITS = (FAILURES_PER_USER, FAILURES_PER_ADDRESS)
-"""In the order of AXES_LOCKOUT_PARAMETERS."""
+"""Of a user from an address, and of all users from it."""
 MAX_USERNAME_CHARACTERS = 150
 """As Django's users have; the login form refuses longer ones."""
+REFUSAL = "login_refusal"
+"""The attribute of a request whose login was refused."""
 Credentials = dict[str, Any]
 
 
-class LoginRequest(HttpRequest):
-    """What django-axes writes on a request that it has seen."""
-
-    axes_ip_address: str
-    axes_attempt_time: datetime
-    axes_locked_out: bool
-    axes_credentials: Credentials | None
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    at: datetime
+    until: datetime
+    """When another attempt is accepted."""
 
 
-class LoginThrottle(AxesDatabaseHandler):  # type: ignore[misc]
-    """What django-axes asks whether a try may be made, and tells what became of it."""
+class ThrottleBackend:
+    """The first backend: it refuses an attempt, or leaves it to the next one. Without ``get_user``,
+    since no session is of this backend."""
 
-    def is_locked(self, request: LoginRequest, credentials: Credentials | None = None) -> bool:
-        """Counts the try where it may be made. What is refused is not counted: it would prolong
-        the refusal."""
-        _forget_before(request.axes_attempt_time - COOL_OFF)
-        if self.locked_until(request, credentials):
-            return True
-        _count(request, typed_username(request, credentials))
-        return self.locked_until(request, credentials, num_allowed=1) is not None
-
-    def locked_until(
-        self, request: LoginRequest, credentials: Credentials | None, *, num_allowed: int = 0
-    ) -> datetime | None:
-        """``None``: another try may be made. ``num_allowed``: tries on their way that are counted
-        already."""
-        refusals = [
-            free_at(
-                attempts.values_list("attempt_time", "failures_since_start"), limit + num_allowed
-            )
-            for attempts, limit in zip(
-                self.get_user_attempts(request, credentials), LIMITS, strict=True
-            )
-        ]
-        return max((until for until in refusals if until), default=None)
-
-    def user_login_failed(
-        self,
-        sender: object,
-        credentials: Credentials,
-        request: LoginRequest | None = None,
-        **_: Any,
-    ) -> None:
+    def authenticate(self, request: HttpRequest | None, **credentials: Any) -> None:
+        """Counts an attempt that is accepted. A refused one is not counted: that would prolong the
+        refusal. Raises ``PermissionDenied``."""
         if request is None:
-            return
-        request.axes_credentials = credentials
-        logger.warning("a login from %s failed", request.axes_ip_address)
-        if self.locked_until(request, credentials):
-            logger.warning("logins from %s are refused for now", request.axes_ip_address)
-            request.axes_locked_out = True
-
-    def user_logged_in(
-        self, sender: object, request: LoginRequest, user: AbstractBaseUser, **_: Any
-    ) -> None:
-        _attempts_of(request, user.get_username()).delete()
-        if request.method is None:
-            return  # a session that a program has made
-        name = user.get_username()
-        with transaction.atomic():
-            audit_entry_create(
-                actor=user_actor(name),
-                action="login",
-                object_id=name,
-                detail={"address": request.axes_ip_address},
-            )
-
-    def user_logged_out(self, *_: Any, **__: Any) -> None:
-        """Nothing is counted by it."""
+            return  # a program has the password, and no address
+        now = timezone.now()
+        username, address = typed_username(credentials), request_address(request)
+        LoginAttempt.objects.filter(last_at__lt=now - COOL_OFF).delete()
+        until = locked_until(username, address, now)
+        if until is None:
+            _count(username, address, now)
+            until = locked_until(username, address, now, num_allowed=1)
+        if until is not None:
+            setattr(request, REFUSAL, Refusal(at=now, until=until))
+            raise PermissionDenied
 
 
-def typed_username(request: HttpRequest, credentials: Credentials | None) -> str:
-    """AXES_USERNAME_CALLABLE."""
-    typed = (credentials or {}).get(get_user_model().USERNAME_FIELD) or ""
+def locked_until(
+    username: str, address: str, now: datetime, *, num_allowed: int = 0
+) -> datetime | None:
+    """``None``: another attempt is accepted. ``num_allowed``: attempts under way that are counted
+    already."""
+    of_address = LoginAttempt.objects.filter(address=address, last_at__gte=now - COOL_OFF)
+    counted = (of_address.filter(username=username), of_address)
+    refusals = [
+        free_at(attempts.values_list("last_at", "failures"), limit + num_allowed)
+        for attempts, limit in zip(counted, LIMITS, strict=True)
+    ]
+    return max((until for until in refusals if until), default=None)
+
+
+@receiver(user_login_failed)
+def login_failed(
+    sender: object, credentials: Credentials, request: HttpRequest | None = None, **_: Any
+) -> None:
+    if request is None:
+        return
+    now, address = timezone.now(), request_address(request)
+    logger.warning("a login from %s failed", address)
+    if until := locked_until(typed_username(credentials), address, now):
+        logger.warning("logins from %s are refused for now", address)
+        setattr(request, REFUSAL, Refusal(at=now, until=until))
+
+
+@receiver(user_logged_in)
+def logged_in(sender: object, request: HttpRequest, user: AbstractBaseUser, **_: Any) -> None:
+    name = user.get_username()
+    _attempts_of(name, request_address(request)).delete()
+    if request.method is None:
+        return  # a session that a program has made
+    with transaction.atomic():
+        audit_entry_create(
+            actor=user_actor(name),
+            action="login",
+            object_id=name,
+            detail={"address": request_address(request)},
+        )
+
+
+def typed_username(credentials: Credentials) -> str:
+    typed = credentials.get(get_user_model().USERNAME_FIELD) or ""
     return str(typed)[:MAX_USERNAME_CHARACTERS]
 
 
 def request_address(request: HttpRequest) -> str:
-    """AXES_CLIENT_IP_CALLABLE."""
     return counted_address(
         client_address(
             request.META.get("REMOTE_ADDR", ""),
@@ -133,18 +145,34 @@ def request_address(request: HttpRequest) -> str:
     )
 
 
-def locked_out(request: LoginRequest, *_: object) -> HttpResponse:
-    """AXES_LOCKOUT_CALLABLE: the page that says when to try again. The request has its credentials;
-    what else is passed differs between WSGI and ASGI."""
-    now = request.axes_attempt_time
-    throttle: LoginThrottle = AxesProxyHandler.get_implementation()
-    until = throttle.locked_until(request, request.axes_credentials) or now
-    wait_s = max(1, math.ceil((until - now).total_seconds()))
+@sync_and_async_middleware
+def lockout_middleware(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+    """Answers a refused login with the page that says when to try again."""
+    if iscoroutinefunction(get_response):
+        page = sync_to_async(locked_out, thread_sensitive=True)
+
+        async def answer_later(request: HttpRequest) -> Any:
+            response = await get_response(request)
+            refusal = getattr(request, REFUSAL, None)
+            return response if refusal is None else await page(request, refusal)
+
+        return answer_later
+
+    def answer(request: HttpRequest) -> Any:
+        response = get_response(request)
+        refusal = getattr(request, REFUSAL, None)
+        return response if refusal is None else locked_out(request, refusal)
+
+    return answer
+
+
+def locked_out(request: HttpRequest, refusal: Refusal) -> HttpResponse:
+    wait_s = max(1, math.ceil((refusal.until - refusal.at).total_seconds()))
     context = {
         **admin.site.each_context(request),
         "title": "Too many failed logins",
         "minutes": math.ceil(wait_s / 60),
-        "until": now + timedelta(seconds=wait_s),
+        "until": refusal.until,
     }
     response = render(request, "admin/locked_out.html", context, status=429)
     response["Retry-After"] = str(wait_s)
@@ -152,37 +180,21 @@ def locked_out(request: LoginRequest, *_: object) -> HttpResponse:
     return response
 
 
-def _attempts_of(request: LoginRequest, username: str) -> QuerySet[Any]:
-    attempts: QuerySet[Any] = AccessAttempt.objects.filter(
-        username=username, ip_address=request.axes_ip_address, user_agent=""
-    )
-    return attempts
+def _attempts_of(username: str, address: str) -> QuerySet[LoginAttempt]:
+    return LoginAttempt.objects.filter(username=username, address=address)
 
 
-def _count(request: LoginRequest, username: str) -> None:
-    """One more, whoever else counts at the same time."""
-    if _count_again(request, username):
+def _count(username: str, address: str, now: datetime) -> None:
+    """One attempt more, while others may count at the same time."""
+    if _count_again(username, address, now):
         return
     try:
         with transaction.atomic():
-            AccessAttempt.objects.create(
-                username=username,
-                ip_address=request.axes_ip_address,
-                user_agent="",
-                failures_since_start=1,
-            )
+            LoginAttempt.objects.create(username=username, address=address, failures=1, last_at=now)
     except IntegrityError:
-        _count_again(request, username)
+        _count_again(username, address, now)
 
 
-def _count_again(request: LoginRequest, username: str) -> bool:
-    attempts = _attempts_of(request, username)
-    changed = attempts.update(
-        failures_since_start=F("failures_since_start") + 1,
-        attempt_time=request.axes_attempt_time,
-    )
+def _count_again(username: str, address: str, now: datetime) -> bool:
+    changed = _attempts_of(username, address).update(failures=F("failures") + 1, last_at=now)
     return changed > 0
-
-
-def _forget_before(oldest: datetime) -> None:
-    AccessAttempt.objects.filter(attempt_time__lt=oldest).delete()

@@ -16,7 +16,7 @@ from django.apps import apps
 from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 
-OUR_PACKAGES = frozenset({"fleet", "inference", "metering"})
+OUR_PACKAGES = frozenset({"fleet", "helexa_site", "inference", "metering"})
 MIGRATION_LOCK = 0x68656C66
 POLL_S = 0.2
 

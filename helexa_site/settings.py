@@ -11,7 +11,6 @@ from django.utils.functional import SimpleLazyObject
 from helexa_site.config import REPOSITORY_DIR, read_config
 from helexa_site.databases import database_settings
 from helexa_site.hosts import allowed_hosts
-from helexa_site.login_limits import COOL_OFF, FAILURES_PER_USER
 from helexa_site.secret_key import secret_key
 from inference.version import VERSION
 
@@ -50,7 +49,6 @@ INSTALLED_APPS = [
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
-    "axes",
     "fleet",
     "metering",
     "metering.bench",
@@ -70,7 +68,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "axes.middleware.AxesMiddleware",
+    "helexa_site.login_throttle.lockout_middleware",
 ]
 
 ROOT_URLCONF = "helexa_site.urls"
@@ -102,22 +100,10 @@ AUTH_PASSWORD_VALIDATORS = [
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "front"
 
-# The first only refuses: ``helexa_site.login_throttle``.
 AUTHENTICATION_BACKENDS = [
-    "axes.backends.AxesStandaloneBackend",
+    "helexa_site.login_throttle.ThrottleBackend",
     "django.contrib.auth.backends.ModelBackend",
 ]
-AXES_HANDLER = "helexa_site.login_throttle.LoginThrottle"
-AXES_CLIENT_IP_CALLABLE = "helexa_site.login_throttle.request_address"
-AXES_USERNAME_CALLABLE = "helexa_site.login_throttle.typed_username"
-AXES_LOCKOUT_CALLABLE = "helexa_site.login_throttle.locked_out"
-AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"], "ip_address"]
-AXES_FAILURE_LIMIT = FAILURES_PER_USER
-AXES_COOLOFF_TIME = COOL_OFF
-AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
-AXES_ENABLE_ADMIN = False
-"""``manage.py axes_list_attempts`` shows what is counted, ``axes_reset`` forgets it."""
-AXES_VERBOSE = False
 
 LOGGING_CONFIG = None
 """Each process sets its logs up itself: ``inference.logs``."""

@@ -99,7 +99,7 @@ def test_the_last_migration_of_each_app_is_recorded(clone: Path) -> None:
     assert released(clone) == ""
     releases = json.loads((clone / "packaging" / "releases.json").read_text())
     migrations = releases.pop(f"v{NEXT}")
-    assert releases.keys() and migrations.keys() == next(iter(releases.values())).keys()
+    assert migrations.keys() >= next(iter(releases.values())).keys()
     assert all(name[:4].isdigit() for name in migrations.values())
 
 

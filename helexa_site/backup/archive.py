@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import tarfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from helexa_site.backup.errors import BackupError
 FORMAT = 1
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 1 << 20
+RETIRED_APPS = frozenset({"axes"})
+"""Apps that earlier releases had. Databases keep their tables and records of their migrations, and
+a restored one does without them."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -81,7 +84,19 @@ def unpack(source: Path, folder: Path) -> Manifest:
         path = folder / name
         if not path.is_file() or _sha256(path) != digest:
             raise BackupError(f"{source} is damaged: {name} is not what was backed up")
-    return manifest
+    return _without_retired(manifest)
+
+
+def _without_retired(manifest: Manifest) -> Manifest:
+    def is_kept(table: str) -> bool:
+        return not any(table.startswith(f"{app}_") for app in RETIRED_APPS)
+
+    return replace(
+        manifest,
+        migrations=[one for one in manifest.migrations if one[0] not in RETIRED_APPS],
+        rows={table: count for table, count in manifest.rows.items() if is_kept(table)},
+        columns={table: names for table, names in manifest.columns.items() if is_kept(table)},
+    )
 
 
 def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -405,7 +405,7 @@ OTHER_COMMANDS = frozenset(
     {
         *("backup", "bench once", "bench run", "bench report", "bench compare", "bench import"),
         *("bench score", "chat", "deploy_gate", "ensure_default_model", "gateway", "logs"),
-        *("restore", "status", "tp_smoke", "usage"),
+        *("restore", "status", "tp_smoke", "usage", "logins"),
     }
 )
 """Commands that manage no noun."""

@@ -55,6 +55,20 @@ def test_what_was_packed_is_unpacked(packed: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "database" / "one").read_text() == "rows"
 
 
+def test_apps_of_earlier_releases_are_left_out(tmp_path: Path) -> None:
+    """Their migrations and tables are not known here any more."""
+    kept = replace(MANIFEST_OF_A_TEST, rows={"fleet_neuron": 2}, columns={"fleet_neuron": ["id"]})
+    earlier = replace(
+        kept,
+        migrations=[["axes", "0001_initial"], *kept.migrations],
+        rows={"axes_accesslog": 1, **kept.rows},
+        columns={"axes_accesslog": ["id"], **kept.columns},
+    )
+    (tmp_path / "content").mkdir()
+    pack(tmp_path / "content", earlier, tmp_path / "backup.tar.gz")
+    assert unpack(tmp_path / "backup.tar.gz", tmp_path / "out") == kept
+
+
 def test_a_changed_file_is_found(packed: Path, tmp_path: Path) -> None:
     repack(packed, tmp_path, "database/one", "others")
     with pytest.raises(BackupError, match="database/one is not what was backed up"):
