@@ -12,7 +12,7 @@ import uuid
 from django.http import HttpRequest, HttpResponse
 
 from helexa_site.pages import render_page
-from inference.gateway.paths import unknown_url
+from inference.gateway.server.paths import unknown_url
 from inference.wire import openai_errors
 from inference.wire.errors import UnknownUrlError
 

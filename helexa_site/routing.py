@@ -9,11 +9,13 @@ from channels.routing import ProtocolTypeRouter, URLRouter
 from django.urls import URLPattern, re_path
 
 from inference.batches.file_store import FileStore
-from inference.gateway.azure import deployment_of
-from inference.gateway.background import BackgroundRuns
-from inference.gateway.batch_store import BatchStore
-from inference.gateway.batch_worker import BatchWorker
-from inference.gateway.batches import (
+from inference.gateway.batches.anthropic import (
+    CancelMessageBatchConsumer,
+    MessageBatchConsumer,
+    MessageBatchesConsumer,
+    MessageBatchResultsConsumer,
+)
+from inference.gateway.batches.openai import (
     BatchConsumer,
     BatchesConsumer,
     CancelBatchConsumer,
@@ -21,22 +23,27 @@ from inference.gateway.batches import (
     FileContentConsumer,
     FilesConsumer,
 )
-from inference.gateway.compaction import CompactionConsumer
-from inference.gateway.consumers import UnknownUrlConsumer
-from inference.gateway.embeddings import EmbeddingsConsumer
-from inference.gateway.gateway import Gateway
-from inference.gateway.generation import GenerationConsumer
-from inference.gateway.health import HealthConsumer, PingConsumer
-from inference.gateway.lifespan import LifespanConsumer
-from inference.gateway.message_batches import (
-    CancelMessageBatchConsumer,
-    MessageBatchConsumer,
-    MessageBatchesConsumer,
-    MessageBatchResultsConsumer,
+from inference.gateway.batches.store import BatchStore
+from inference.gateway.batches.worker import BatchWorker
+from inference.gateway.consumers.api_consumer import UnknownUrlConsumer
+from inference.gateway.consumers.embed import EmbeddingsConsumer
+from inference.gateway.consumers.generate import GenerationConsumer
+from inference.gateway.consumers.health import HealthConsumer, PingConsumer
+from inference.gateway.consumers.models import ModelConsumer, ModelListConsumer
+from inference.gateway.consumers.openapi import OpenApiConsumer
+from inference.gateway.consumers.score import RerankConsumer, ScoreConsumer
+from inference.gateway.consumers.token_counts import (
+    MessageTokenCountConsumer,
+    ResponseTokenCountConsumer,
 )
-from inference.gateway.metrics_endpoint import MetricsEndpoint
-from inference.gateway.models import ModelConsumer, ModelListConsumer
-from inference.gateway.ollama import (
+from inference.gateway.consumers.tokenize import (
+    DetokenizeConsumer,
+    TokenizeConsumer,
+    TokenizerInfoConsumer,
+)
+from inference.gateway.gateway import Gateway
+from inference.gateway.metrics.endpoint import MetricsEndpoint
+from inference.gateway.ollama.consumers import (
     OPERATORS,
     OllamaConsumer,
     OllamaEmbedConsumer,
@@ -45,28 +52,21 @@ from inference.gateway.ollama import (
     OllamaShowConsumer,
     OllamaVersionConsumer,
 )
-from inference.gateway.ollama_pull import OllamaPullConsumer
-from inference.gateway.openapi import OpenApiConsumer
-from inference.gateway.origins import with_cors
-from inference.gateway.paths import OLLAMA_PATHS, api_path, api_path_of
-from inference.gateway.response_socket import ResponseSocket
-from inference.gateway.response_store import ResponseStore
-from inference.gateway.responses import ResponsesConsumer
-from inference.gateway.scoring import RerankConsumer, ScoreConsumer
-from inference.gateway.stored_responses import (
+from inference.gateway.ollama.pull import OllamaPullConsumer
+from inference.gateway.responses.background import BackgroundRuns
+from inference.gateway.responses.compaction import CompactionConsumer
+from inference.gateway.responses.consumer import ResponsesConsumer
+from inference.gateway.responses.store import ResponseStore
+from inference.gateway.responses.stored import (
     CancelResponseConsumer,
     InputItemsConsumer,
     ResponseConsumer,
 )
-from inference.gateway.token_counts import (
-    MessageTokenCountConsumer,
-    ResponseTokenCountConsumer,
-)
-from inference.gateway.tokenizing import (
-    DetokenizeConsumer,
-    TokenizeConsumer,
-    TokenizerInfoConsumer,
-)
+from inference.gateway.responses.websocket import ResponseSocket
+from inference.gateway.server.azure import deployment_of
+from inference.gateway.server.lifespan import LifespanConsumer
+from inference.gateway.server.origins import with_cors
+from inference.gateway.server.paths import OLLAMA_PATHS, api_path, api_path_of
 from inference.wire import (
     anthropic_errors,
     anthropic_messages,

@@ -124,7 +124,7 @@ BARE_IMPORTS = {
     "gateway and control": (
         (
             *("metering.apps", "helexa_site.celery", "helexa_site.asgi"),  # the last sets Django up
-            *("inference.gateway.server", "fleet.tasks", "metering.tasks"),
+            *("inference.gateway.server.run", "fleet.tasks", "metering.tasks"),
         ),
         ("torch", "transformers", "inference.engine"),
     ),

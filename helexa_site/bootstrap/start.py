@@ -81,7 +81,7 @@ def start(
         if password is not None:
             say("login", f"admin, password {password} (shown this once)")
     if not has_keys():
-        from inference.gateway.identity import allows_anonymous  # needs Django's settings
+        from inference.gateway.request.identify import allows_anonymous  # needs Django's settings
 
         is_open = allows_anonymous(replace(config, listen_host=options.host))
         for line in first_key_lines(

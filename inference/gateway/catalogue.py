@@ -18,8 +18,8 @@ from fleet.catalogue_cache import CACHE_S, OfferedModels
 from fleet.errors import FleetError, UnknownNeuronError
 from fleet.placement import Catalogue as FleetCatalogue
 from fleet.placement import Load
-from inference.gateway import pulls
 from inference.gateway.database import DatabaseThreads, unavailable
+from inference.gateway.ollama import downloads as pulls
 from inference.protocol.events import Failure
 from inference.wire.errors import (
     ApiError,

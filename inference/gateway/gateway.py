@@ -25,33 +25,33 @@ from django.conf import settings
 
 from helexa_site.config import Config
 from inference.garbage import keep_imports, make_full_collections_rare
-from inference.gateway.accounting import Accounting, Ledger
-from inference.gateway.answer_check import AnswerCheck
 from inference.gateway.background_loops import BackgroundLoops, Loop
 from inference.gateway.bounds import Bounds
-from inference.gateway.call import Call, RequestOutcome
 from inference.gateway.catalogue import Catalogue
-from inference.gateway.client_families import client_family
-from inference.gateway.conduct import NeuronConduct
-from inference.gateway.dispatch import Dispatcher
-from inference.gateway.event_readers import EventReaders
-from inference.gateway.held_requests import LOOK_INTERVAL_S, HeldRequestsWatch
-from inference.gateway.identity import Directory, Identifier
-from inference.gateway.images import ImageReader, ImageSender, image_rules
-from inference.gateway.limiting import Limiting
-from inference.gateway.liveness import Liveness, repeat
-from inference.gateway.metrics import Metrics
-from inference.gateway.outcomes import Outcomes, counted_by
-from inference.gateway.paths import api_path_of
-from inference.gateway.placing import Place, Placer
-from inference.gateway.prompt_ratios import PromptRatios
-from inference.gateway.redis_client import redis_client
-from inference.gateway.redis_link import RedisLink
-from inference.gateway.refusal_counts import INTERVAL_S as REFUSALS_INTERVAL_S
-from inference.gateway.refusal_counts import RefusalCounts
-from inference.gateway.streams import RequestStream, RequestStreams
-from inference.gateway.tally import Tally
-from inference.gateway.waiting_teller import WaitingTeller
+from inference.gateway.images.request_images import ImageReader, ImageSender, image_rules
+from inference.gateway.metrics.client_families import client_family
+from inference.gateway.metrics.requests import Metrics
+from inference.gateway.neurons.conduct import NeuronConduct
+from inference.gateway.neurons.held_requests import LOOK_INTERVAL_S, HeldRequestsWatch
+from inference.gateway.neurons.liveness import Liveness, repeat
+from inference.gateway.neurons.waiting_teller import WaitingTeller
+from inference.gateway.redis.client import redis_client
+from inference.gateway.redis.inbox import Dispatcher
+from inference.gateway.redis.link import RedisLink
+from inference.gateway.redis.readers_by_neuron import EventReaders
+from inference.gateway.redis.refusal_counts import INTERVAL_S as REFUSALS_INTERVAL_S
+from inference.gateway.redis.refusal_counts import RefusalCounts
+from inference.gateway.request.accounting import Accounting, Ledger
+from inference.gateway.request.answer_check import AnswerCheck
+from inference.gateway.request.call import Call, RequestOutcome
+from inference.gateway.request.event_stream import RequestStream, RequestStreams
+from inference.gateway.request.identify import Directory, Identifier
+from inference.gateway.request.place import Place, Placer
+from inference.gateway.request.prompt_ratios import PromptRatios
+from inference.gateway.request.rate_limit import Limiting
+from inference.gateway.request.settle import Outcomes, counted_by
+from inference.gateway.request.tally import Tally
+from inference.gateway.server.paths import api_path_of
 from inference.protocol.generation import Submit
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.keys import WAITING_INTERVAL_S, gateway_alive_key

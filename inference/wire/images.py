@@ -3,8 +3,8 @@
     given ─▶ bounds ─▶ header ─▶ ImageFile          what it is, with its bytes
     https: ─▶ wanted ─▶ (fetched by the gateway, and parsed again) ─▶ ImageFile
 
-A parser has no I/O, so it only notes the addresses that it wants; see ``inference.gateway.images``.
-Pure.
+A parser has no I/O, so it only notes the addresses that it wants; see
+``inference.gateway.images.request_images``. Pure.
 """
 
 from __future__ import annotations

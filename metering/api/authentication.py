@@ -15,7 +15,7 @@ from rest_framework.authentication import BaseAuthentication, SessionAuthenticat
 from rest_framework.request import Request
 
 from helexa_site.config import Config
-from inference.gateway.identity import (
+from inference.gateway.request.identify import (
     API_KEY_HEADERS,
     allows_anonymous,
     holds_shared_key,

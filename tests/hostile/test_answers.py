@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from fleet.report_bounds import MAX_CONTEXT_TOKENS
-from inference.gateway.answer_check import AnswerCheck, AnswerFaultError, UsageBounds
 from inference.gateway.gateway import Gateway
-from inference.gateway.token_bounds import DEFAULT_OUTPUT_TOKENS
+from inference.gateway.request.answer_check import AnswerCheck, AnswerFaultError, UsageBounds
+from inference.gateway.request.token_bounds import DEFAULT_OUTPUT_TOKENS
 from inference.protocol import events
 from inference.protocol.engine import SequenceTiming
 from inference.protocol.events import (

@@ -16,8 +16,8 @@ import yaml
 from fleet.lifecycles import LoadJobStatus
 from fleet.snapshot import build_snapshot
 from fleet.wishes import NO_WISHES
-from inference.gateway.fleet_metrics import DatabaseCounts, FleetCollector
-from inference.gateway.metrics import Metrics
+from inference.gateway.metrics.fleet import DatabaseCounts, FleetCollector
+from inference.gateway.metrics.requests import Metrics
 from inference.protocol.heartbeat import ReplicaStatus
 from tests.fleet.conftest import device, heartbeat, replica, stats
 

@@ -40,6 +40,8 @@ class Command(QuickCommand):
             raise CommandError(
                 f"the settings were made for another --host; run {program()} gateway"
             )
-        from inference.gateway.server import run  # what is refused does not wait for its imports
+        from inference.gateway.server.run import (
+            run,  # what is refused does not wait for its imports
+        )
 
         run(options["host"], options["port"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from inference.gateway.answer_check import AnswerCheck, UsageBounds
-from inference.gateway.streams import RequestStream, RequestStreams
-from inference.gateway.tally import Tally
+from inference.gateway.request.answer_check import AnswerCheck, UsageBounds
+from inference.gateway.request.event_stream import RequestStream, RequestStreams
+from inference.gateway.request.tally import Tally
 from inference.protocol.generation import GenerationRequest, TextInput
 
 

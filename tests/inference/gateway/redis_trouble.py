@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from helexa_site.config import Config
-from inference.gateway import event_reader, gateway
+from inference.gateway import gateway
+from inference.gateway.redis import event_reader
 from tests.private_redis import MortalRedis, mortal_redis
 
 COMMAND_TIMEOUT_S = 0.3

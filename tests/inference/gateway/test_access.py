@@ -16,19 +16,19 @@ import pytest
 
 from helexa_site.routing import api_routes, batch_routes
 from inference.batches.file_store import FileStore
-from inference.gateway.batch_store import BatchStore
-from inference.gateway.batch_worker import BatchWorker
+from inference.gateway.batches.store import BatchStore
+from inference.gateway.batches.worker import BatchWorker
 from inference.gateway.gateway import Gateway
-from inference.gateway.response_store import ResponseStore
+from inference.gateway.responses.store import ResponseStore
 from inference.protocol.events import Accepted, Embedded, Event, Usage
 from inference.protocol.generation import Submit
 from metering.principal import Principal
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.conftest import MakeClient
+from tests.inference.gateway.consumers.test_score import ASKED, scores, settings
 from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, OTHERS_KEY, FakeDirectory
 from tests.inference.gateway.fake_neuron import FakeNeuron, Script, paris
 from tests.inference.gateway.responses_support import counts, tokenizes
-from tests.inference.gateway.test_scoring import ASKED, scores, settings
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
 

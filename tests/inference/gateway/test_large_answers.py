@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from inference.gateway import generation, large_bodies, streams
-from inference.gateway.body_writer import PIECE_BYTES
+from inference.gateway.consumers import generate as generation
 from inference.gateway.gateway import Gateway
+from inference.gateway.request import event_stream as streams
+from inference.gateway.server import large_bodies
+from inference.gateway.server.body_writer import PIECE_BYTES
 from inference.neuron.event_parts import batches_within
 from inference.protocol.events import (
     MAX_BATCH_BYTES,

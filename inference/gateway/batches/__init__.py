@@ -1,0 +1,1 @@
+"""Files and batches of requests, in OpenAI's and Anthropic's forms."""

@@ -1,0 +1,178 @@
+"""OpenAI's files and batches over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+from urllib.parse import parse_qsl
+
+import orjson
+
+from inference.batches import selectors
+from inference.gateway.batches.store import BatchStore
+from inference.gateway.batches.uploads import read_upload
+from inference.gateway.batches.worker import BatchWorker
+from inference.gateway.consumers.api_consumer import ApiConsumer
+from inference.gateway.gateway import Gateway
+from inference.gateway.server.spooling import spooled_file
+from inference.wire import openai_batches, openai_errors
+from inference.wire.dialect import ErrorDialect
+from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
+
+BINARY = b"application/octet-stream"
+
+
+class BatchApiConsumer(ApiConsumer):
+    def __init__(
+        self,
+        *,
+        gateway: Gateway,
+        store: BatchStore,
+        worker: BatchWorker,
+        errors: ErrorDialect = openai_errors,
+    ) -> None:
+        super().__init__(gateway=gateway, errors=errors)
+        self._store = store
+        self._worker = worker
+
+    @property
+    def account(self) -> str:
+        return self.call.who.account
+
+    @property
+    def named(self) -> str:
+        """The id in the path."""
+        return str(self.scope["url_route"]["kwargs"]["name"])
+
+    @property
+    def query(self) -> dict[str, str]:
+        return dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
+
+
+class FilesConsumer(BatchApiConsumer):
+    """POST and GET /v1/files."""
+
+    endpoint = "/v1/files"
+    other_methods: ClassVar[tuple[str, ...]] = ("POST",)
+
+    def __init__(self, *, gateway: Gateway, store: BatchStore, worker: BatchWorker) -> None:
+        super().__init__(gateway=gateway, store=store, worker=worker)
+        self._form = spooled_file()
+
+    async def keep_body(self, part: bytes) -> None:
+        await asyncio.to_thread(self._form.write, part)
+
+    async def answer(self, body: bytes) -> None:
+        if self.scope["method"] == "POST":
+            await self._add()
+            return
+        page = openai_batches.parse_page(self.query, openai_batches.MAX_FILES_LIMIT)
+        found = await self._store.database.query(
+            lambda: selectors.file_list(
+                account=self.account, limit=page.limit, after=page.after, purpose=page.purpose
+            )
+        )
+        objects = list(map(openai_batches.file_object, found))
+        await self.respond(200, openai_batches.list_body(objects, page.limit))
+
+    async def _add(self) -> None:
+        content_type = self.context().headers.get("content-type", "")
+        upload = await asyncio.to_thread(read_upload, content_type, self._form)
+        known = {"purpose", openai_batches.EXPIRY_ANCHOR, openai_batches.EXPIRY_SECONDS}
+        for name in upload.fields.keys() - known:
+            raise UnsupportedParameterError(name, "not a field of an upload")
+        lasts = openai_batches.parse_expiry(upload.fields)
+        if upload.fields.get("purpose") != openai_batches.PURPOSE:
+            raise InvalidRequestError("'purpose' must be batch.", param="purpose")
+        added = await self._store.add_file(
+            self.account, upload.name, openai_batches.PURPOSE, upload.content, lasts=lasts
+        )
+        if lasts is not None:
+            self._worker.wake()
+        await self.respond(200, orjson.dumps(openai_batches.file_object(added)))
+
+
+class FileConsumer(BatchApiConsumer):
+    """GET and DELETE /v1/files/{id}."""
+
+    endpoint = "/v1/files/{id}"
+    other_methods: ClassVar[tuple[str, ...]] = ("DELETE",)
+
+    async def answer(self, body: bytes) -> None:
+        if self.scope["method"] == "DELETE":
+            await self._store.delete_file(self.named, self.account)
+            await self.respond(200, openai_batches.deleted_body(self.named))
+            return
+        found = await self._store.find_file(self.named, self.account)
+        await self.respond(200, orjson.dumps(openai_batches.file_object(found)))
+
+
+class FileContentConsumer(BatchApiConsumer):
+    """GET /v1/files/{id}/content."""
+
+    endpoint = "/v1/files/{id}/content"
+
+    async def answer(self, body: bytes) -> None:
+        path = await self._store.content(self.named, self.account)
+        await self.respond_with_files([path], type_=BINARY)
+
+
+class BatchesConsumer(BatchApiConsumer):
+    """POST and GET /v1/batches."""
+
+    endpoint = "/v1/batches"
+    other_methods: ClassVar[tuple[str, ...]] = ("POST",)
+
+    async def answer(self, body: bytes) -> None:
+        if self.scope["method"] == "POST":
+            await self._create(await self.parsed(_parse, body))
+            return
+        page = openai_batches.parse_page(self.query)
+        found = await self._store.database.query(
+            lambda: selectors.batch_list(
+                account=self.account, dialect="openai", limit=page.limit, after=page.after
+            )
+        )
+        objects = list(map(openai_batches.batch_object, found))
+        await self.respond(200, openai_batches.list_body(objects, page.limit))
+
+    async def _create(self, asked: dict[str, Any]) -> None:
+        file = await self._store.find_file(asked["input_file_id"], self.account)
+        if file.purpose != openai_batches.PURPOSE:
+            message = f"The file's purpose is {file.purpose}, not {openai_batches.PURPOSE}."
+            raise InvalidRequestError(message, param="input_file_id")
+        created = await self._store.add_batch(
+            account=self.account,
+            key=self.call.who.key,
+            dialect="openai",
+            endpoint=asked["endpoint"],
+            input_file=file.id,
+            metadata_json=orjson.dumps(asked.get("metadata", {})).decode(),
+        )
+        self._worker.wake()
+        await self.respond(200, orjson.dumps(openai_batches.batch_object(created)))
+
+
+class BatchConsumer(BatchApiConsumer):
+    """GET /v1/batches/{id}."""
+
+    endpoint = "/v1/batches/{id}"
+
+    async def answer(self, body: bytes) -> None:
+        found = await self._store.find_batch(self.named, self.account, "openai")
+        await self.respond(200, orjson.dumps(openai_batches.batch_object(found)))
+
+
+class CancelBatchConsumer(BatchConsumer):
+    """POST /v1/batches/{id}/cancel."""
+
+    method = "POST"
+    endpoint = "/v1/batches/{id}/cancel"
+
+    async def answer(self, body: bytes) -> None:
+        await self._store.cancel_batch(self.named, self.account)
+        await super().answer(body)
+
+
+def _parse(body: bytes, _context: object) -> dict[str, Any]:
+    return openai_batches.parse_batch(body)

@@ -1,0 +1,80 @@
+"""Looks for batches that nobody works on and works on them, a few at once.
+
+A gateway takes up those whose input it can read, which are all where gateways share a directory,
+and those whose input was deleted. One that stops gives its batches back; one that dies leaves
+leases that run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+
+from inference.batches import selectors, services
+from inference.batches.records import BatchRecord
+from inference.gateway.batches.run import BatchRun
+from inference.gateway.batches.store import BatchStore
+from inference.gateway.gateway import Gateway
+from inference.wire.errors import ServiceUnavailableError
+
+MAX_BATCHES = 4
+"""Worked on at once by one gateway."""
+LOOK_FOR_BATCHES_S = 5.0
+MAX_LOOKED_AT = 100
+
+
+class BatchWorker:
+    """Deletes expired files as well. Belongs to one event loop."""
+
+    def __init__(self, gateway: Gateway, store: BatchStore) -> None:
+        self._gateway = gateway
+        self._store = store
+        self._wanted = asyncio.Event()
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._loop: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        """There is a batch to work on or a file to expire, or there may be from an earlier
+        life."""
+        self._wanted.set()
+        if self._loop is None or self._loop.done():
+            self._loop = self._gateway.run_beside("batches", self._look)
+
+    async def _look(self) -> None:
+        while True:
+            self._wanted.clear()
+            with contextlib.suppress(ServiceUnavailableError):
+                await self._claim()
+                await self._store.forget_expired_files()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_FOR_BATCHES_S):
+                    await self._wanted.wait()
+
+    async def _claim(self) -> None:
+        room = MAX_BATCHES - len(self._runs)
+        if self._gateway.draining or room <= 0:
+            return
+        holder = self._gateway.gateway_id
+        database, files = self._store.database, self._store.files
+        for found in await database.query(lambda: selectors.batches_unclaimed(MAX_LOOKED_AT)):
+            if room == 0 or found.id in self._runs:
+                continue
+            if not files.has(found.input_file) and await self._store.is_kept(found):
+                continue  # it lies on another gateway's disk
+            claim = partial(services.batch_claim, batch_id=found.id, holder=holder)
+            batch = await database.query(claim)
+            if batch is not None:
+                room -= 1
+                self._start(batch)
+
+    def _start(self, batch: BatchRecord) -> None:
+        run = BatchRun(self._gateway, self._store, batch)
+        task = self._gateway.spawn(run.work())
+        self._runs[batch.id] = task
+
+        def forget(_: asyncio.Task[None]) -> None:
+            del self._runs[batch.id]
+            self._wanted.set()
+
+        task.add_done_callback(forget)

@@ -1,0 +1,1 @@
+"""One file for each endpoint of text: body in, one response out."""

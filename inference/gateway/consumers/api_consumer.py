@@ -1,0 +1,351 @@
+"""The HTTP side of every API request: body in, one response out, whoever leaves is noticed.
+
+    first message ─▶ identify ─▶ body ─▶ handler task ─▶ answer() ─▶ respond | send frames
+    http.disconnect ──────────────────────▶ cancels it
+
+Channels' stock HTTP consumer waits for its handler before it looks at the next message, so it never
+sees a disconnect. Here the handler is a task of its own and messages go on being received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from channels.consumer import AsyncConsumer
+from channels.exceptions import StopConsumer
+
+from inference.gateway.consumers.context_advice import advice_headers
+from inference.gateway.consumers.ignored_fields import ignored_headers
+from inference.gateway.gateway import Gateway
+from inference.gateway.request.call import FINISHED, Call
+from inference.gateway.request.rate_limit import limit_headers
+from inference.gateway.server.azure import with_model
+from inference.gateway.server.body_writer import send_file, send_in_pieces
+from inference.gateway.server.large_bodies import parse_aside
+from inference.gateway.server.paths import unknown_url
+from inference.wire import openai_errors
+from inference.wire.dialect import ErrorDialect, RequestContext
+from inference.wire.errors import (
+    ApiError,
+    InternalError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    RequestTooLargeError,
+    UnknownUrlError,
+    error_headers,
+    shutting_down,
+)
+from inference.wire.fields import shown
+from inference.wire.unknown_fields import unknown_fields_ignored
+from metering.principal import Scope
+
+logger = logging.getLogger(__name__)
+
+Headers = list[tuple[bytes, bytes]]
+Parsed = TypeVar("Parsed")
+
+JSON_TYPE = (b"content-type", b"application/json")
+AS_IT_IS = b"identity"
+"""A body that is not compressed."""
+FIRST_ERROR = 400
+HEAD = "HEAD"
+"""Answered as GET is, without the body (RFC 9110, 9.3.2)."""
+REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")
+"""OpenAI's clients look for the first, Anthropic's for the second."""
+
+
+class AbortableConsumer(AsyncConsumer):  # type: ignore[misc]
+    """What goes on with one client, until it ends or is given up."""
+
+    def __init__(self) -> None:
+        self._exchange: asyncio.Task[None] | None = None
+        self._given_up = False
+
+    def stop_working(self) -> None:
+        """Called at the end, whatever that was."""
+        raise NotImplementedError
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self._exchange = asyncio.current_task()
+        try:
+            # Channels' own loop makes a task of each receive, for layers that we have none of.
+            self.scope, self.base_send = scope, send
+            while True:
+                await self.dispatch(await receive())
+        except StopConsumer:
+            pass
+        except asyncio.CancelledError:
+            if not self._given_up:
+                raise
+        finally:
+            self.stop_working()
+
+    def abort(self) -> None:
+        """Gives the client up; servers close a connection whose application has ended early."""
+        self._given_up = True
+        if self._exchange is not None:
+            self._exchange.cancel()
+
+
+class ApiConsumer(AbortableConsumer):
+    """One request. Subclasses implement ``answer`` and raise ``ApiError`` for what they refuse."""
+
+    method: ClassVar[str] = "GET"
+    other_methods: ClassVar[tuple[str, ...]] = ()
+    """What is answered at the same path beside ``method``."""
+    scope_needed: ClassVar[Scope | None] = Scope.INFERENCE
+    """``None``: anybody may ask."""
+    error_outcome: ClassVar[str] = FINISHED
+    """Of an answer that is no refusal and has an error's status."""
+    endpoint: ClassVar[str] = ""
+    """How logs, metrics and the ledger call it."""
+
+    scope: dict[str, Any]
+
+    call: Call
+    """There from the first message on."""
+
+    def __init__(
+        self, *, gateway: Gateway, errors: ErrorDialect = openai_errors, endpoint: str = ""
+    ) -> None:
+        """``errors``: how this request's client is told what went wrong."""
+        super().__init__()
+        self.gateway = gateway
+        self.errors = errors
+        self.request_id = uuid.uuid4().hex
+        self._endpoint = endpoint or self.endpoint
+        self._body = bytearray()
+        self._handler: asyncio.Task[None] | None = None
+        self._client_left = False
+        self._response_started = False
+        self._response_ended = False
+        self._breaks_off = False
+        self._is_open = False
+        self._is_counted = False
+        self._num_body_bytes = 0
+        self._ignored_fields: list[str] = []
+
+    async def answer(self, body: bytes) -> None:
+        raise NotImplementedError
+
+    async def parsed(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
+        """Parses the body, and treats unknown fields as the operator wants. Raises ``ApiError``."""
+        return await parse_aside(partial(self._parsed, parse, body), len(body))
+
+    def _parsed(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
+        if deployment := self.scope.get("deployment"):
+            body = with_model(body, deployment)
+        if not self.gateway.config.ignores_unknown_fields:
+            return parse(body, self.context())
+        with unknown_fields_ignored() as ignored:
+            parsed = parse(body, self.context())
+        self._ignored_fields = ignored
+        return parsed
+
+    async def read(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
+        """``parsed``, with its images. Raises ``ApiError``."""
+        return await self.gateway.images.parsed(partial(self._parsed, parse, body), len(body))
+
+    def stop_working(self) -> None:
+        if self._handler is not None and not self._handler.done():
+            self._handler.cancel()
+        if self._is_counted:
+            self.gateway.bounds.close_request(self._num_body_bytes)
+        if self._is_open and self._handler is None:
+            self.call.close()  # the client has left before its body was here
+        self._handler = None  # breaks a cycle: a cancelled task's traceback refers to the consumer
+
+    def abort(self) -> None:
+        if not self._response_started:
+            return  # nothing was sent that its client could read: it is answered with the error
+        logger.warning("request %s: the client does not read its answer", self.request_id)
+        self._client_left = True
+        super().abort()
+
+    async def dispatch(self, message: dict[str, Any]) -> None:
+        """Without Channels' thread hop to close database connections: there are none here."""
+        if message["type"] == "http.request":
+            await self.http_request(message)
+        elif message["type"] == "http.disconnect":
+            await self.http_disconnect()
+
+    async def http_request(self, message: dict[str, Any]) -> None:
+        if self._handler is not None:
+            return
+        try:
+            if not self._is_open:
+                await self._open()
+            await self._take_body(message.get("body", b""))
+        except ApiError as error:
+            self.call.fail(error)
+            self._start(self.refuse(error))
+            return
+        if not message.get("more_body", False):
+            body, self._body = bytes(self._body), bytearray()
+            self._start(self._handle(body))
+
+    def _start(self, handler: Coroutine[Any, Any, None]) -> None:
+        self._handler = self.gateway.spawn(handler)
+        self._handler.add_done_callback(lambda _: self.call.close())
+
+    async def http_disconnect(self) -> None:
+        """Servers send this after a finished response too."""
+        self._client_left = not self._response_ended
+        if self._handler is not None and not self._handler.done():
+            if self._client_left:
+                self._handler.cancel()
+            await asyncio.wait([self._handler])
+        raise StopConsumer
+
+    async def respond(
+        self, status: int, body: bytes, headers: Headers | None = None, *, type_: bytes = b""
+    ) -> None:
+        await self.respond_in_parts(status, [body], headers, type_=type_)
+
+    async def respond_in_parts(
+        self,
+        status: int,
+        parts: Sequence[bytes],
+        headers: Headers | None = None,
+        *,
+        type_: bytes = b"",
+    ) -> None:
+        length = (b"content-length", str(sum(map(len, parts))).encode())
+        await self.start_response(status, [_content_type(type_), length, *(headers or [])])
+        await send_in_pieces(parts, self.send_body)
+
+    async def respond_with_files(self, paths: Sequence[Path], *, type_: bytes) -> None:
+        """Their contents, one after the other, read as they are sent."""
+        size_bytes = sum(path.stat().st_size for path in paths)
+        length = (b"content-length", str(size_bytes).encode())
+        self._breaks_off = True
+        await self.start_response(200, [_content_type(type_), length])
+        for path in paths:
+            await send_file(path, self.send_body)
+        await self.send_body(b"", last=True)
+
+    async def begin_body(self, status: int, *, type_: bytes = b"") -> None:
+        """A body of unknown length follows. Where it breaks off, so does the connection."""
+        self._breaks_off = True
+        await self.start_response(status, [_content_type(type_)])
+
+    async def start_response(self, status: int, headers: Headers) -> None:
+        self._response_started = True
+        self.call.status = status
+        request_id = [(name, self.request_id.encode()) for name in REQUEST_ID_HEADERS]
+        limits = limit_headers(self.call.limit_state, self.errors)
+        headers = [*headers, *limits, *ignored_headers(self._ignored_fields), *request_id]
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def send_body(self, body: bytes, *, last: bool = False) -> None:
+        self._response_ended = self._response_ended or last
+        if self.scope["method"] == HEAD:
+            body = b""
+        await self.send({"type": "http.response.body", "body": body, "more_body": not last})
+
+    async def refuse(self, error: ApiError) -> None:
+        """Sends the error as a status where nothing has been sent yet, else as the stream's last
+        event."""
+        if self._response_ended:
+            return
+        if self._breaks_off:
+            logger.warning("request %s breaks off: %s", self.request_id, error.message)
+            super().abort()
+        elif self._response_started:
+            frame = self.errors.error_frame(error, request_id=self.request_id)
+            await self.send_body(frame, last=True)
+        else:
+            body = self.errors.error_body(error, request_id=self.request_id)
+            advice = advice_headers(self.context().headers.get("user-agent", ""), error)
+            await self.respond(error.status, body, [*error_headers(error), *advice])
+
+    def context(self) -> RequestContext:
+        headers = self.scope["headers"]
+        return RequestContext(
+            headers={name.decode("latin-1"): value.decode("latin-1") for name, value in headers},
+            always_include_usage=self.gateway.config.always_stream_usage,
+        )
+
+    async def _open(self) -> None:
+        """Finds who asks by the headers alone, before the body is read. Raises ``ApiError``."""
+        self._is_open = True
+        self.gateway.ensure_started()
+        headers = self.scope["headers"]
+        self.call = self.gateway.open_call(
+            request_id=self.request_id,
+            endpoint=self._endpoint,
+            user_agent=dict(headers).get(b"user-agent", b"").decode("latin-1"),
+        )
+        if self.scope_needed is not None:
+            self.call.principal = await self.gateway.identifier.identify(
+                headers, scope=self.scope_needed
+            )
+        self._check_before_body()
+        self.gateway.bounds.open_request()
+        self._is_counted = True
+
+    def _check_before_body(self) -> None:
+        """Raises ``ApiError``."""
+        allowed, method = (self.method, *self.other_methods), self.scope["method"]
+        if method not in allowed and not (method == HEAD and "GET" in allowed):
+            raise MethodNotAllowedError(method, ", ".join(allowed))
+        if self.gateway.draining:
+            raise shutting_down()
+        headers = dict(self.scope["headers"])
+        if (encoding := headers.get(b"content-encoding", AS_IT_IS)).lower() != AS_IT_IS:
+            raise InvalidRequestError(
+                f"The body's Content-Encoding is {shown(encoding.decode('latin-1'))!r}; bodies are "
+                "read as they are here, without one."
+            )
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self.gateway.config.max_body_bytes:
+            raise RequestTooLargeError(self.gateway.config.max_body_bytes)
+
+    async def _take_body(self, part: bytes) -> None:
+        """Raises ``ApiError`` where a bound is passed."""
+        if self._num_body_bytes + len(part) > self.gateway.config.max_body_bytes:
+            raise RequestTooLargeError(self.gateway.config.max_body_bytes)
+        self.gateway.bounds.take_body(len(part))
+        self._num_body_bytes += len(part)
+        await self.keep_body(part)
+
+    async def keep_body(self, part: bytes) -> None:
+        """The next part of the body, which ``answer`` is given whole."""
+        self._body += part
+
+    async def _handle(self, body: bytes) -> None:
+        try:
+            await self.answer(body)
+            self.call.outcome = FINISHED if self.call.status < FIRST_ERROR else self.error_outcome
+        except ApiError as error:
+            self.call.fail(error)
+            await self.refuse(error)
+        except asyncio.CancelledError:
+            if self._client_left:
+                raise
+            self.call.fail(shutting_down())
+            await self.refuse(shutting_down())
+        except Exception:
+            logger.exception("request %s failed", self.request_id)
+            self.call.fail(InternalError())
+            await self.refuse(InternalError())
+
+
+def _content_type(type_: bytes) -> tuple[bytes, bytes]:
+    return (b"content-type", type_) if type_ else JSON_TYPE
+
+
+class UnknownUrlConsumer(ApiConsumer):
+    """What is under /v1 and nowhere else."""
+
+    scope_needed = None
+    endpoint = "unknown"
+
+    def _check_before_body(self) -> None:
+        raise UnknownUrlError(unknown_url(self.scope["method"], self.scope["path"]))

@@ -1,0 +1,50 @@
+"""Answering a request for embeddings: parse, place, submit, and one body that is encoded and sent
+as the vectors come. Whoever leaves is noticed, and the neuron told."""
+
+from __future__ import annotations
+
+from inference.gateway.consumers.api_consumer import ApiConsumer
+from inference.gateway.consumers.generate import unix_time_s
+from inference.gateway.request.placed_request import PlacedRequest
+from inference.gateway.request.run import run_request
+from inference.gateway.server.body_writer import BodyWriter
+from inference.protocol.events import Embedded, EmbeddedPart
+from inference.wire import openai_embeddings
+from inference.wire.dialect import PartsEncoder
+
+
+class EmbeddingsConsumer(ApiConsumer):
+    method = "POST"
+
+    endpoint = "/v1/embeddings"
+
+    async def answer(self, body: bytes) -> None:
+        request = await self.parsed(openai_embeddings.parse, body)
+        encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
+        async with run_request(
+            self.gateway, self.call, request.embedding, abort=self.abort
+        ) as stream:
+            await write_body(stream, encoder, BodyWriter(self))
+
+
+async def write_body(stream: PlacedRequest, encoder: PartsEncoder, writer: BodyWriter) -> None:
+    """Raises the ``ApiError`` that the stream failed with."""
+    has_ended = False
+    while not has_ended:
+        for event in await stream.next_events():
+            for part in encoder.parts(event):
+                await writer.write(part)
+            has_ended = isinstance(event, Embedded)
+    await writer.finish()
+
+
+async def all_vectors(stream: PlacedRequest) -> Embedded:
+    """For answers that are small. Raises the ``ApiError`` that the stream failed with."""
+    vectors: list[bytes] = []
+    while True:
+        for event in await stream.next_events():
+            if isinstance(event, EmbeddedPart | Embedded):
+                vectors += event.vectors
+            if isinstance(event, Embedded):
+                usage = event.usage
+                return Embedded(request_id=event.request_id, vectors=vectors, usage=usage)

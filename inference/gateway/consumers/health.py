@@ -1,0 +1,185 @@
+"""GET /health: 200 while this gateway can answer some request, else 503. Needs no key.
+
+One model that is away does not take a gateway out of a balancer's rotation: it is unhealthy when
+Redis does not answer, no neuron is there, or no model could be served. What is wrong, and with
+which host, is told to keys that may read the fleet; others are told only whether it is well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import orjson
+
+from fleet.catalogue import CatalogueEntry
+from fleet.placement import Reject, place
+from fleet.snapshot import FleetSnapshot, ReplicaView
+from helexa_site.instance import INSTANCE_HEADER, instance_id
+from inference.gateway.consumers.api_consumer import ApiConsumer
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.supervised_threads import mend_threads, thread_problems
+from inference.wire.errors import ApiError
+from metering.principal import Scope
+
+STALLED_AFTER_S = 60.0
+"""An engine with work whose last forward pass is older than this has stalled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    code: str
+    message: str
+
+
+class HealthConsumer(ApiConsumer):
+    scope_needed = None
+    endpoint = "/health"
+    error_outcome = "unhealthy"
+
+    async def answer(self, body: bytes) -> None:
+        reasons = []
+        entries: tuple[CatalogueEntry, ...] | None = None
+        snapshot = None
+        try:
+            entries = await self.gateway.catalogue.entries()
+        except ApiError as error:
+            reasons.append(Reason(error.code, error.message))
+        try:
+            snapshot = await self.gateway.liveness.snapshot()
+        except ApiError as error:
+            reasons.append(Reason(error.code, error.message))
+        else:
+            reasons += fleet_reasons(entries or (), snapshot)
+        mend_threads()
+        reasons += [Reason("thread_broke", f"This gateway: {one}.") for one in thread_problems()]
+        if problem := self.gateway.accounting.problem:
+            reasons.append(Reason("bills_not_spooled", f"This gateway: {problem}."))
+        serves = snapshot is not None and can_serve(entries, snapshot)
+        knows = await self._may_know()
+        found = health_body(serves, reasons, snapshot) if knows else brief_body(serves)
+        instance = instance_header(self.gateway.config.data_dir)
+        await self.respond(200 if serves else 503, found, instance)
+
+    async def _may_know(self) -> bool:
+        try:
+            await self.gateway.identifier.identify(self.scope["headers"], scope=Scope.FLEET_READ)
+        except ApiError:
+            return False
+        return True
+
+
+class PingConsumer(HealthConsumer):
+    """GET and POST /ping: the same for hosts of containers and vLLM's clients."""
+
+    endpoint = "/ping"
+    other_methods: ClassVar[tuple[str, ...]] = ("POST",)
+
+
+def instance_header(data_dir: Path) -> list[tuple[bytes, bytes]]:
+    """For commands on this machine, which know their own instance by it."""
+    found = instance_id(data_dir)
+    return [(INSTANCE_HEADER.encode(), found.encode())] if found else []
+
+
+def can_serve(entries: Sequence[CatalogueEntry] | None, snapshot: FleetSnapshot) -> bool:
+    """Whether some request could be answered: a model is ready, or could be loaded. ``entries``
+    ``None``: nobody knows the catalogue. An empty one is no failure."""
+    if not snapshot.neurons:
+        return False
+    replicas = [
+        replica for neuron in snapshot.neurons if neuron.is_ready for replica in neuron.replicas
+    ]
+    if any(r.status is ReplicaStatus.READY and not _has_stalled(r) for r in replicas):
+        return True
+    if entries is None:
+        return False
+    return not entries or any(not isinstance(place(entry, snapshot), Reject) for entry in entries)
+
+
+def fleet_reasons(entries: Sequence[CatalogueEntry], snapshot: FleetSnapshot) -> list[Reason]:
+    """What keeps the fleet from answering, in the order of the catalogue."""
+    if not snapshot.neurons:
+        return [Reason("neuron_away", "No neuron is online.")]
+    reasons = [
+        Reason("thread_broke", f"{neuron.name}: {problem}.")
+        for neuron in snapshot.neurons
+        for problem in neuron.thread_problems
+    ]
+    for entry in entries:
+        replicas = snapshot.replicas_of(entry.name)
+        if reason := _model_reason(entry, replicas):
+            reasons.append(reason)
+    return reasons
+
+
+def brief_body(serves: bool) -> bytes:
+    return orjson.dumps({"status": "ok" if serves else "unhealthy"})
+
+
+def health_body(serves: bool, reasons: Sequence[Reason], snapshot: FleetSnapshot | None) -> bytes:
+    neurons = snapshot.neurons if snapshot else ()
+    status = "unhealthy" if not serves else "degraded" if reasons else "ok"
+    return orjson.dumps(
+        {
+            "status": status,
+            "reasons": [asdict(reason) for reason in reasons],
+            "neurons": [
+                {
+                    "name": neuron.name,
+                    "version": neuron.version,
+                    "problems": (*neuron.problems, *neuron.thread_problems),
+                    "is_ready": neuron.is_ready,
+                    "devices": [
+                        {
+                            "name": device.name,
+                            "kind": device.kind,
+                            "index": device.index,
+                            "free_memory_bytes": device.free_memory_bytes,
+                            "total_memory_bytes": device.total_memory_bytes,
+                        }
+                        for device in neuron.devices
+                    ],
+                    "replicas": [_replica_object(replica) for replica in neuron.replicas],
+                }
+                for neuron in neurons
+            ],
+        }
+    )
+
+
+def _model_reason(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> Reason | None:
+    """A pinned model must be there, and one that crashed must come back; others are loaded when
+    somebody asks."""
+    ready = [replica for replica in replicas if replica.status is ReplicaStatus.READY]
+    if ready:
+        stalled = [replica.neuron for replica in ready if _has_stalled(replica)]
+        if len(stalled) < len(ready):
+            return None
+        return Reason("engine_stalled", f"{entry.name} makes no progress on {stalled[0]}.")
+    statuses = sorted({replica.status.value for replica in replicas})
+    if not entry.is_kept_loaded and ReplicaStatus.RECOVERING.value not in statuses:
+        return None
+    return Reason("model_away", f"{entry.name} is {' and '.join(statuses) or 'not loaded'}.")
+
+
+def _has_stalled(replica: ReplicaView) -> bool:
+    age_s = replica.last_forward_age_s
+    return replica.in_flight > 0 and age_s is not None and age_s > STALLED_AFTER_S
+
+
+def _replica_object(replica: ReplicaView) -> dict[str, Any]:
+    return {
+        "model": replica.model,
+        "status": replica.status.value,
+        "in_flight": replica.in_flight,
+        "queue_depth": replica.queue_depth,
+        "kv_blocks_used": replica.kv_blocks_used,
+        "kv_blocks_total": replica.kv_blocks_total,
+        "decode_tokens_per_s": replica.decode_tokens_per_s,
+        "last_forward_age_s": replica.last_forward_age_s,
+        "num_restarts": replica.num_restarts,
+        "failure": replica.failure.message if replica.failure else None,
+    }

@@ -1,0 +1,212 @@
+"""GET /v1/models and /v1/models/{id}: the catalogue, with what the live fleet says of it.
+
+In OpenAI's shape, or in Anthropic's for clients that send ``anthropic-version``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fleet.catalogue import CatalogueEntry
+from fleet.outdated import is_outdated
+from fleet.placement.failures import failed_loads
+from fleet.placement.room import feasible_on
+from fleet.snapshot import FleetSnapshot, ReplicaView
+from inference.gateway.consumers.api_consumer import ApiConsumer
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.wire import anthropic_errors, anthropic_models, openai_models
+from inference.wire.errors import ModelNotAllowedError
+from inference.wire.model_card import LOADED, ModelCard, ModelLocation, ModelPrices, ModelProgress
+
+BEST_FIRST = (
+    ReplicaStatus.READY,
+    ReplicaStatus.RECOVERING,
+    ReplicaStatus.LOADING,
+    ReplicaStatus.ASLEEP,
+    ReplicaStatus.DRAINING,
+    ReplicaStatus.FAILED,
+)
+UNLOADED = "unloaded"
+MIB = 1024**2
+OUTDATED = "outdated"
+
+
+class _ModelsConsumer(ApiConsumer):
+    is_anthropic = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if b"anthropic-version" in dict(scope["headers"]):
+            self.is_anthropic = True
+            self.errors = anthropic_errors
+        await super().__call__(scope, receive, send)
+
+
+class ModelListConsumer(_ModelsConsumer):
+    """OpenAI's list has no pages; Anthropic's has. A key sees the models that it may use."""
+
+    endpoint = "/v1/models"
+
+    async def answer(self, body: bytes) -> None:
+        query = dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
+        page = anthropic_models.parse_page(query if self.is_anthropic else {})
+        entries = await self.gateway.catalogue.entries()
+        snapshot = await self.gateway.liveness.snapshot()
+        who = self.call.who
+        bases = await self.gateway.catalogue.by_name()
+        cards = [
+            model_card(entry, snapshot, base=bases.get(entry.base or entry.name))
+            for entry in entries
+            if who.may_use(entry.name)
+        ]
+        if self.is_anthropic:
+            await self.respond(200, anthropic_models.model_list_body(cards, page))
+        else:
+            await self.respond(200, openai_models.model_list_body(cards))
+
+
+class ModelConsumer(_ModelsConsumer):
+    """By name or alias; the card's id is always the catalogue's name."""
+
+    endpoint = "/v1/models/{id}"
+
+    async def answer(self, body: bytes) -> None:
+        name = self.scope["url_route"]["kwargs"]["name"]
+        entry = await self.gateway.catalogue.find(name)
+        if not self.call.who.may_use(entry.name):
+            raise ModelNotAllowedError(entry.name)
+        bases = await self.gateway.catalogue.by_name()
+        snapshot = await self.gateway.liveness.snapshot()
+        card = model_card(entry, snapshot, base=bases.get(entry.base or entry.name))
+        dialect = anthropic_models if self.is_anthropic else openai_models
+        await self.respond(200, dialect.model_body(card))
+
+
+def model_card(
+    entry: CatalogueEntry, snapshot: FleetSnapshot, *, base: CatalogueEntry | None = None
+) -> ModelCard:
+    """``base`` is what is loaded for it: of an adapter another than the entry itself."""
+    base = base or entry
+    replicas = snapshot.replicas_of(base.name)
+    ready = [replica for replica in replicas if replica.status is ReplicaStatus.READY]
+    limits = [replica.context_tokens for replica in ready if replica.context_tokens is not None]
+    bounds = [bound for replica in ready if (bound := replica.max_output_tokens) is not None]
+    status = _status(base, replicas, ready)
+    if status == UNLOADED and snapshot.absent_holders(base.name):
+        status = ReplicaStatus.RECOVERING.value
+    return ModelCard(
+        id=entry.name,
+        created_unix_s=entry.created_unix_s,
+        description=entry.description,
+        aliases=entry.aliases,
+        status=status,
+        status_reason=_reason(base, snapshot, replicas, status),
+        progress=None if ready else _progress(replicas),
+        locations=tuple(
+            _location(replica) for replica in replicas if replica.status is not ReplicaStatus.FAILED
+        ),
+        feasible_on=_feasible_on(base, snapshot),
+        # A request may land on any of them, so the least is what holds everywhere.
+        context_tokens=min(limits, default=None) if ready else _known_context(base),
+        max_output_tokens=min(bounds, default=None) if ready else base.max_output_tokens,
+        capabilities=_shared_capabilities([replica.capabilities for replica in ready])
+        if ready
+        else _known_capabilities(base),
+        sampling={**_files_defaults(ready), **base.sampling_defaults},
+        prices=_model_prices(entry),
+        parent=entry.base,
+    )
+
+
+def _status(
+    entry: CatalogueEntry, replicas: Sequence[ReplicaView], ready: Sequence[ReplicaView]
+) -> str:
+    """The best of its replicas'. What all of the ready ones were loaded by is no longer what the
+    catalogue says: outdated; they serve all the same."""
+    if ready:
+        is_current = any(not is_outdated(replica.spec_digest, entry) for replica in ready)
+        return ReplicaStatus.READY.value if is_current else OUTDATED
+    best = min((replica.status for replica in replicas), key=BEST_FIRST.index, default=None)
+    return UNLOADED if best is None else best.value
+
+
+def _location(replica: ReplicaView) -> ModelLocation:
+    is_ready = replica.status is ReplicaStatus.READY
+    memory_bytes = replica.memory_bytes
+    return ModelLocation(
+        node=replica.neuron,
+        status=LOADED if is_ready else replica.status.value,
+        vram_estimate_mb=None if memory_bytes is None else memory_bytes // MIB,
+    )
+
+
+def _model_prices(entry: CatalogueEntry) -> ModelPrices | None:
+    if entry.prices is None:
+        return None
+    return ModelPrices(
+        input_micro_usd=entry.prices.input_micro_usd,
+        cached_input_micro_usd=entry.prices.cached_input_micro_usd,
+        output_micro_usd=entry.prices.output_micro_usd,
+    )
+
+
+def _files_defaults(ready: Sequence[ReplicaView]) -> dict[str, float]:
+    """The ones that the files of what is loaded name; replicas of one entry have the same files."""
+    report = next((replica.report for replica in ready if replica.report is not None), None)
+    return {} if report is None else dict(report.generation_defaults)
+
+
+def _shared_capabilities(each: Sequence[Sequence[str]]) -> tuple[str, ...] | None:
+    if not each:
+        return None
+    first, *others = each
+    return tuple(name for name in first if all(name in other for other in others))
+
+
+def _known_context(entry: CatalogueEntry) -> int | None:
+    """Of a model that is not loaded: the least limit of its last loads, within the operator's."""
+    loads = [load.context_tokens for load in entry.measured_loads]
+    known = [tokens for tokens in (*loads, entry.max_context_tokens) if tokens is not None]
+    return min(known, default=None)
+
+
+def _known_capabilities(entry: CatalogueEntry) -> tuple[str, ...] | None:
+    """Of a model that is not loaded: what it could do at each of its last loads."""
+    loads = [load.capabilities for load in entry.measured_loads]
+    return _shared_capabilities([names for names in loads if names is not None])
+
+
+def _feasible_on(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[str, ...]:
+    """The neurons that hold it, and those whose devices are as many and as large as it asks for:
+    there it can be loaded, if need be after its turn has come."""
+    replicas = snapshot.replicas_of(entry.name)
+    held = {replica.neuron for replica in replicas if replica.status is not ReplicaStatus.FAILED}
+    large = set(feasible_on(entry, snapshot))
+    return tuple(sorted(held | (large - failed_loads(entry, replicas).neurons)))
+
+
+def _reason(
+    entry: CatalogueEntry, snapshot: FleetSnapshot, replicas: Sequence[ReplicaView], status: str
+) -> str | None:
+    if status == ReplicaStatus.FAILED.value:
+        told = (f"{r.neuron}: {r.failure.message}" for r in replicas if r.failure is not None)
+        return next(told, None)
+    if status == ReplicaStatus.RECOVERING.value and not replicas:
+        return f"{' and '.join(snapshot.absent_holders(entry.name))} has just fallen silent"
+    return None
+
+
+def _progress(replicas: Sequence[ReplicaView]) -> ModelProgress | None:
+    loading = [r for r in replicas if r.status is ReplicaStatus.LOADING and r.progress is not None]
+    if not loading:
+        return None
+    first = min(loading, key=lambda r: float("inf") if r.eta_s is None else r.eta_s)
+    assert first.progress is not None, "it has been looked"
+    return ModelProgress(
+        stage=first.progress.stage.value,
+        done=first.progress.done,
+        total=first.progress.total,
+        unit=first.progress.unit,
+        eta_s=None if first.eta_s is None else round(first.eta_s, 1),
+    )

@@ -1,0 +1,82 @@
+"""Sending frames as they come, and something while there are none.
+
+The dialects share it: a stream is started by its first frame, or by the first keep-alive, which may
+come first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+
+from inference.gateway.consumers.api_consumer import ApiConsumer, Headers
+from inference.gateway.consumers.keep_alive import QuietTimer
+from inference.gateway.gateway import Gateway
+from inference.gateway.responses.frame_log import FrameWatch
+from inference.wire import openai_errors
+from inference.wire.dialect import WAITING_COMMENT, ErrorDialect, waiting_comment
+
+STREAM_GRACE_S = 2.0
+KEEP_ALIVE_S = 10.0
+STREAM_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class StreamingConsumer(ApiConsumer):
+    stream_headers: ClassVar[Headers] = STREAM_HEADERS
+
+    def __init__(
+        self, *, gateway: Gateway, errors: ErrorDialect = openai_errors, endpoint: str = ""
+    ) -> None:
+        super().__init__(gateway=gateway, errors=errors, endpoint=endpoint)
+        self._quiet: QuietTimer | None = None
+        self._has_begun = False
+        """Whether the client has been sent an event."""
+        self._sending = asyncio.Lock()
+
+    def _keep_alive_from(self, first_s: float) -> None:
+        self._quiet = QuietTimer(self._keep_alive, first_s=first_s, then_s=KEEP_ALIVE_S)
+
+    def _stop_keep_alive(self) -> None:
+        quiet, self._quiet = self._quiet, None  # breaks a cycle: the timer calls this consumer
+        if quiet is not None:
+            quiet.stop()
+
+    async def _send_frames(self, frames: bytes, *, last: bool) -> None:
+        """One at a time: a keep-alive may start the response while the first answer arrives."""
+        async with self._sending:
+            if self._response_ended:
+                return
+            if self._quiet is not None:
+                self._quiet.touch()
+            if not self._response_started:
+                await self.start_response(200, self.stream_headers)
+            await self.send_body(frames, last=last)
+
+    async def _watch(self, watched: FrameWatch) -> None:
+        """Sends frames until the work ends, or the client leaves it to itself."""
+        self._keep_alive_from(KEEP_ALIVE_S)
+        try:
+            await self._forward_watched(watched)
+        finally:
+            if self._client_left:
+                watched.leave()
+            self._stop_keep_alive()
+
+    async def _forward_watched(self, watched: FrameWatch) -> None:
+        is_last = False
+        while not is_last:
+            frames, is_last = await watched.take()
+            await self._send_frames(frames, last=is_last)
+
+    async def _keep_alive(self) -> None:
+        frame = self.errors.KEEP_ALIVE_FRAME if self._has_begun else self._waiting_comment()
+        await self._send_frames(frame, last=False)
+
+    def _waiting_comment(self) -> bytes:
+        """Says how the load goes that the request waits for, where it waits for one."""
+        wait = self.gateway.placer.wait_of(self.call.placed_model)
+        return WAITING_COMMENT if wait is None else waiting_comment(wait.words)

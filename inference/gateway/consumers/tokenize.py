@@ -1,0 +1,69 @@
+"""Answering which tokens a text has, or which text some tokens are: asked where the model is.
+
+parse ─▶ run_request ─▶ Tokenized ─▶ one body
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from inference.gateway.consumers.api_consumer import ApiConsumer
+from inference.gateway.consumers.only_model import only_model
+from inference.gateway.gateway import Gateway
+from inference.gateway.request.run import run_request
+from inference.protocol.events import Tokenized
+from inference.protocol.generation import TokenizeRequest
+from inference.wire import vllm_tokenize
+from inference.wire.dialect import RequestContext
+
+
+class TokenizeConsumer(ApiConsumer):
+    """POST /tokenize."""
+
+    method = "POST"
+    endpoint = "/tokenize"
+
+    _parse: Callable[[bytes, RequestContext], TokenizeRequest]
+    _write: Callable[[Tokenized], bytes]
+
+    def __init__(self, *, gateway: Gateway) -> None:
+        super().__init__(gateway=gateway)
+        self._parse, self._write = vllm_tokenize.parse, vllm_tokenize.body
+
+    async def answer(self, body: bytes) -> None:
+        request = await self.read(self._parse, body)
+        if request.model == vllm_tokenize.ANY_MODEL:
+            model = await only_model(self.gateway, self.call.who)
+            request = msgspec.structs.replace(request, model=model)
+        async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
+            *_, last = await stream.next_events()
+            assert isinstance(last, Tokenized), "tokens were answered with something else"
+        await self.respond(200, self._write(last))
+
+
+class TokenizerInfoConsumer(ApiConsumer):
+    """GET /tokenizer_info?model=…"""
+
+    endpoint = "/tokenizer_info"
+
+    async def answer(self, body: bytes) -> None:
+        query = dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
+        model = query.get("model") or await only_model(self.gateway, self.call.who)
+        request = vllm_tokenize.settings_request(model)
+        async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
+            *_, last = await stream.next_events()
+            assert isinstance(last, Tokenized), "settings were answered with something else"
+        await self.respond(200, vllm_tokenize.settings_body(last))
+
+
+class DetokenizeConsumer(TokenizeConsumer):
+    """POST /detokenize."""
+
+    endpoint = "/detokenize"
+
+    def __init__(self, *, gateway: Gateway) -> None:
+        super().__init__(gateway=gateway)
+        self._parse, self._write = vllm_tokenize.parse_back, vllm_tokenize.body_back

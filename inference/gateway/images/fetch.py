@@ -1,0 +1,152 @@
+"""Fetching images that clients give by address, from the hosts that the operator allows.
+
+    address ─▶ resolve once ─▶ check ─▶ connect to what was checked ─▶ GET ─▶ bounded bytes
+                                                      └─ redirect, to the same host only ─▶ again
+
+The connection goes to the address that was checked, so a name that changes in between changes
+nothing. Blocks: it runs in threads of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from urllib.parse import urljoin
+
+from inference.gateway.images.hosts import (
+    ImageAddress,
+    ImageAddressError,
+    check_resolved,
+    image_address,
+)
+from inference.loading.deadline import MAX_THREADS, DeadlineError, within
+
+logger = logging.getLogger(__name__)
+
+TIME_LIMIT_S = 15.0
+"""For one image, redirects included."""
+MAX_REDIRECTS = 3
+READ_BYTES = 64 * 1024
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+OK = 200
+RESOLVER_THREADS = threading.BoundedSemaphore(MAX_THREADS)
+NOT_REACHED = "the image could not be fetched"
+
+
+class ImageFetchError(Exception):
+    """The message says why, for clients: nothing of what the other side said."""
+
+
+def fetch_image(url: str, hosts: Sequence[str], *, max_bytes: int) -> bytes:
+    """Raises ``ImageFetchError``."""
+    until_s = time.monotonic() + TIME_LIMIT_S
+    try:
+        address = first = image_address(url, hosts)
+        for _ in range(1 + MAX_REDIRECTS):
+            answer = _ask(address, max_bytes=max_bytes, until_s=until_s)
+            if isinstance(answer, bytes):
+                return answer
+            url = urljoin(url, answer.location)
+            address = image_address(url, hosts)
+            if address.host != first.host or (first.scheme, address.scheme) == ("https", "http"):
+                raise ImageFetchError("the image's address leads to another host")
+    except ImageAddressError as error:
+        raise ImageFetchError(str(error)) from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        logger.info("an image could not be fetched from %s: %s", address.host, error)
+        raise ImageFetchError(NOT_REACHED) from error
+    raise ImageFetchError("the image's address leads on too often")
+
+
+class _Redirect:
+    def __init__(self, location: str) -> None:
+        self.location = location
+
+
+def _ask(address: ImageAddress, *, max_bytes: int, until_s: float) -> bytes | _Redirect:
+    connection = _Connection(address, until_s)
+    ends = threading.Timer(max(0.0, until_s - time.monotonic()), connection.abort)
+    ends.daemon = True
+    ends.start()
+    try:
+        headers = {"Host": address.host_header, "Accept": "image/*", "Accept-Encoding": "identity"}
+        connection.request("GET", address.target, headers=headers)
+        response = connection.getresponse()
+        connection.check_time()
+        if response.status in REDIRECTS:
+            return _Redirect(response.getheader("Location") or "")
+        if response.status != OK:
+            raise ImageFetchError(f"the image's host answered with status {response.status}")
+        return _body(response, connection, max_bytes)
+    finally:
+        ends.cancel()
+        connection.close()
+
+
+def _body(response: http.client.HTTPResponse, connection: _Connection, max_bytes: int) -> bytes:
+    body = bytearray()
+    while part := response.read1(READ_BYTES):
+        body += part
+        if len(body) > max_bytes:
+            raise ImageFetchError(f"the image has more than {max_bytes:,} bytes")
+        connection.check_time()
+    connection.check_time()
+    return bytes(body)
+
+
+class _Connection(http.client.HTTPConnection):
+    """To what was checked, whatever the name stands for by now."""
+
+    def __init__(self, address: ImageAddress, until_s: float) -> None:
+        super().__init__(address.host, address.port)
+        self._address = address
+        self._until_s = until_s
+
+    def connect(self) -> None:
+        address = self._address
+        resolved = self._resolved()
+        check_resolved(address, resolved)
+        self.sock = socket.create_connection((resolved[0], address.port), timeout=self._left_s())
+        if address.scheme == "https":
+            context = ssl.create_default_context()
+            self.sock = context.wrap_socket(
+                self.sock, server_hostname=address.host, do_handshake_on_connect=False
+            )
+            self.sock.do_handshake()
+
+    def _resolved(self) -> list[str]:
+        """The resolver has time limits of its own alone. Raises ``TimeoutError``."""
+        address = self._address
+        ask = partial(socket.getaddrinfo, address.host, address.port, type=socket.SOCK_STREAM)
+        try:
+            found = within(self._left_s(), ask, threads=RESOLVER_THREADS)
+        except DeadlineError:
+            raise TimeoutError("its name was not resolved in time") from None
+        return [str(one[4][0]) for one in found]
+
+    def abort(self) -> None:
+        """Ends a read that waits, from another thread: a host may send a byte of its headers now
+        and then for ever, and a socket's own time limit begins anew with each."""
+        if self.sock is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+
+    def check_time(self) -> None:
+        """Raises ``TimeoutError``. A host that sends a byte now and then is given up as well."""
+        if self.sock is not None:
+            self.sock.settimeout(self._left_s())
+        else:
+            self._left_s()
+
+    def _left_s(self) -> float:
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("it took too long")
+        return left_s

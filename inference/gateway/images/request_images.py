@@ -1,0 +1,193 @@
+"""Images of requests in the gateway: read with the operator's bounds, and sent beside the inbox.
+
+    parse ─▶ addresses wanted? ─▶ fetch, parse again ─▶ ImageFile in the request
+    run_request ─▶ without_files ─┬▶ the request, with ImageRef             through the inbox
+                                  └▶ bytes ─▶ ImageSender ─▶ Redis, the request's own key
+
+What is in Redis is deleted when the neuron has accepted the request, and expires where nobody does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+import redis
+import redis.asyncio
+
+from helexa_site.config import Config
+from inference.gateway.images.fetch import ImageFetchError, fetch_image
+from inference.gateway.redis.failure import REDIS_BACKOFF, redis_unavailable
+from inference.gateway.server.large_bodies import parse_aside
+from inference.protocol.generation import ChatInput, ChatMessage, Request
+from inference.protocol.images import ImageRef
+from inference.protocol.keys import images_key
+from inference.supervised_threads import SupervisedPool
+from inference.wire.errors import InvalidImageError
+from inference.wire.images import ImageFile, ImageReading, ImageRules, images_read
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+FETCHING_AT_ONCE = 8
+KEPT_AFTER_DEADLINE_S = 60.0
+
+
+def image_rules(config: Config) -> ImageRules:
+    return ImageRules(
+        max_bytes=config.max_image_bytes,
+        max_pixels=config.max_image_pixels,
+        max_images=config.max_images,
+        max_total_bytes=config.max_images_bytes,
+        fetches=bool(config.image_hosts),
+    )
+
+
+class ImageReader:
+    """Parses bodies that may hold images."""
+
+    def __init__(self, rules: ImageRules, hosts: Sequence[str]) -> None:
+        self.rules = rules
+        self._hosts = hosts
+        self._threads = SupervisedPool(FETCHING_AT_ONCE, thread_name_prefix="images")
+
+    async def parsed(self, parse: Callable[[], T], num_bytes: int) -> T:
+        """``num_bytes`` are to be parsed. Raises ``ApiError``."""
+        reading = ImageReading(rules=self.rules)
+        parsed = await parse_aside(partial(_parse_with, reading, parse), num_bytes)
+        if not reading.wanted:
+            return parsed
+        if len(reading.wanted) > self.rules.max_images:
+            raise too_many(len(reading.wanted), self.rules, None)
+        fetched = await self._fetched(reading.wanted)
+        reading = ImageReading(rules=self.rules, fetched=fetched)
+        return await parse_aside(partial(_parse_with, reading, parse), num_bytes)
+
+    async def _fetched(self, wanted: Mapping[str, str]) -> dict[str, bytes]:
+        """All together bounded, as they are one after another."""
+        fetched: dict[str, bytes] = {}
+        loop = asyncio.get_running_loop()
+        left_bytes = self.rules.max_total_bytes
+        for url, path in wanted.items():
+            most = min(self.rules.max_bytes, left_bytes)
+            get = partial(fetch_image, url, self._hosts, max_bytes=most)
+            try:
+                fetched[url] = await loop.run_in_executor(self._threads, get)
+            except ImageFetchError as error:
+                raise InvalidImageError(str(error), path) from None
+            left_bytes -= len(fetched[url])
+        return fetched
+
+
+def _parse_with(reading: ImageReading, parse: Callable[[], T]) -> T:
+    with images_read(reading):
+        return parse()
+
+
+def without_files(request: Request, rules: ImageRules) -> tuple[Request, list[ImageFile]]:
+    """The request as it travels, and its images. Raises ``InvalidImageError`` for too many."""
+    if not isinstance(request.input, ChatInput):
+        return request, []
+    chat = request.input
+    files = [
+        image
+        for message in chat.messages
+        for image in message.images
+        if isinstance(image, ImageFile)
+    ]
+    if not files:
+        return request, []
+    _check_together(files, rules)
+    messages = [_bare(message) for message in chat.messages]
+    chat = msgspec.structs.replace(chat, messages=messages)
+    return msgspec.structs.replace(request, input=chat), files
+
+
+def _check_together(files: Sequence[ImageFile], rules: ImageRules) -> None:
+    if len(files) > rules.max_images:
+        raise too_many(len(files), rules, files[rules.max_images].path)
+    num_bytes = 0
+    for image in files:
+        num_bytes += image.num_bytes
+        if num_bytes > rules.max_total_bytes:
+            raise InvalidImageError(
+                f"the images of this request have more than {rules.max_total_bytes:,} bytes, "
+                "which is the most together",
+                image.path,
+            )
+
+
+def too_many(num_images: int, rules: ImageRules, path: str | None) -> InvalidImageError:
+    reason = f"this request has {num_images} images; at most {rules.max_images} are read"
+    return InvalidImageError(reason, path)
+
+
+def _bare(message: ChatMessage) -> ChatMessage:
+    if not message.parts:
+        return message
+    parts = [_ref(part) if isinstance(part, ImageFile) else part for part in message.parts]
+    return msgspec.structs.replace(message, parts=parts)
+
+
+def _ref(image: ImageFile) -> ImageRef:
+    return ImageRef(
+        digest=image.digest,
+        media_type=image.media_type,
+        width_px=image.width_px,
+        height_px=image.height_px,
+        num_bytes=image.num_bytes,
+    )
+
+
+class ImageSender:
+    """Belongs to one event loop."""
+
+    def __init__(self, client: redis.asyncio.Redis, *, stall_limit_s: float) -> None:
+        self._client = client
+        self._stall_limit_s = stall_limit_s
+        self._forgetting: set[asyncio.Task[None]] = set()
+
+    async def put(
+        self, neuron: str, request_id: str, files: Sequence[ImageFile], *, timeout_s: float
+    ) -> None:
+        """Puts the files beside the inbox for a request that has ``timeout_s`` to begin. Raises
+        ``ServiceUnavailableError`` when Redis did not take them within the stall's limit."""
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self._stall_limit_s
+        num_failures = 0
+        key = images_key(neuron, request_id)
+        while True:
+            try:
+                # Both or neither: what has no expiry would stay.
+                async with self._client.pipeline(transaction=True) as pipeline:
+                    pipeline.hset(key, mapping={image.digest: image.data for image in files})
+                    pipeline.expire(key, math.ceil(timeout_s + KEPT_AFTER_DEADLINE_S))
+                    await pipeline.execute()
+            except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+                if loop.time() >= give_up_s:
+                    logger.warning("images cannot be put beside the inbox: %s", error)
+                    raise redis_unavailable() from error
+                num_failures += 1
+                await asyncio.sleep(REDIS_BACKOFF.wait_s(num_failures))
+            except redis.RedisError as error:  # it answers, and takes nothing
+                logger.warning("Redis takes no images: %s", error)
+                raise redis_unavailable() from error
+            else:
+                return
+
+    def forget_soon(self, neuron: str, request_id: str) -> None:
+        """What is not deleted expires."""
+        task = asyncio.create_task(self._forget(images_key(neuron, request_id)))
+        self._forgetting.add(task)
+        task.add_done_callback(self._forgetting.discard)
+
+    async def _forget(self, key: str) -> None:
+        try:
+            await self._client.delete(key)
+        except (redis.RedisError, OSError) as error:
+            logger.info("images are not deleted, and expire: %s", error)

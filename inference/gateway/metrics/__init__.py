@@ -1,0 +1,1 @@
+"""What Prometheus scrapes of one gateway."""

@@ -1,0 +1,276 @@
+"""What became of requests, counted for Prometheus. Names, labels and buckets are those that users
+of the original know; ours begin with ``helexa_``.
+
+    observe(one request's end) ─▶ tallies ◀─ collect ◀─ scrape, in another thread
+
+No label ever holds a client's text: models are the catalogue's names, nodes the neurons', accounts
+and keys those that exist, codes our own words. Whoever observes pays for a few additions to plain
+numbers: the library's counters, each with a lock, would cost three times as much.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Generic, TypeVar
+
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from inference.gateway.request.call import CANCELLED, FINISHED
+
+logger = logging.getLogger(__name__)
+
+OTHER = "other"
+"""Stands for all further names once there are too many."""
+MAX_NAMES = 2000
+"""The most names of one kind: a scrape grows no further."""
+CODE_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,63}")
+MAX_CODES = 200
+
+DURATION_BUCKETS_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200)
+FIRST_TOKEN_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120)
+TOKENS_PER_S_BUCKETS = (1, 2.5, 5, 10, 15, 20, 30, 40, 60, 80, 120, 200)
+
+REJECTION_REASONS = {
+    "queue_full": "queue_full",
+    "queue_timeout": "wait_timeout",
+    "rate_limit_exceeded": "per_principal",
+    "budget_reserved": "per_principal",
+}
+"""The reason that metrics tell, by the code of the refusal."""
+
+Names = TypeVar("Names", bound=tuple[str, ...])
+Tally = TypeVar("Tally")
+
+
+@dataclass(slots=True)
+class _Distribution:
+    """How numbers spread over buckets; the last count is of those over the last bound."""
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(init=False)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """How many numbers are at most each bound, as Prometheus has buckets."""
+        bounds = (*self.bounds, math.inf)
+        return list(zip(map(floatToGoString, bounds), accumulate(self.counts), strict=True))
+
+
+@dataclass(slots=True)
+class _ModelTally:
+    requests: int = 0
+    errors: int = 0
+    cold_starts: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    duration_s: _Distribution = field(default_factory=lambda: _Distribution(DURATION_BUCKETS_S))
+    first_token_s: _Distribution = field(
+        default_factory=lambda: _Distribution(FIRST_TOKEN_BUCKETS_S)
+    )
+    tokens_per_s: _Distribution = field(default_factory=lambda: _Distribution(TOKENS_PER_S_BUCKETS))
+
+
+@dataclass(slots=True)
+class _SpendTally:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(slots=True)
+class _Tally:
+    count: int = 0
+
+
+MODEL_COUNTERS = (
+    ("requests", "cortex_requests", "Requests for a model."),
+    ("errors", "cortex_request_errors", "Of those, refused or failed ones."),
+    ("cold_starts", "cortex_cold_starts", "Requests that had a model loaded for them."),
+    ("prompt_tokens", "cortex_prompt_tokens", "Tokens of prompts."),
+    ("cached_tokens", "cortex_cached_prompt_tokens", "Of those, served from the prefix cache."),
+    ("completion_tokens", "cortex_completion_tokens", "Tokens of answers."),
+    ("reasoning_tokens", "helexa_reasoning_tokens", "Of those, tokens of thinking."),
+)
+MODEL_HISTOGRAMS = (
+    (
+        "duration_s",
+        "cortex_request_duration_seconds",
+        "From a request's first header to its answer's last byte.",
+    ),
+    (
+        "first_token_s",
+        "cortex_time_to_first_token_seconds",
+        "From a request's first header to its answer's first token.",
+    ),
+    (
+        "tokens_per_s",
+        "cortex_tokens_per_second",
+        "Tokens of an answer after the first one, over the time they took.",
+    ),
+)
+SPEND_COUNTERS = (
+    ("tokens", "cortex_spend_tokens", "Tokens used."),
+    ("prompt_tokens", "cortex_spend_prompt_tokens", "Of those, of prompts."),
+    ("completion_tokens", "cortex_spend_completion_tokens", "Of those, of answers."),
+)
+REJECTIONS = "cortex_model_rejections"
+REJECTIONS_WORDS = "Requests refused because there was no room for them."
+ENDINGS = "helexa_requests_ended"
+ENDINGS_WORDS = "Requests by how they ended and the HTTP status, 0 where none was sent."
+
+
+class _Known(Generic[Names, Tally]):
+    """Tallies by their labels, made when they are first needed, up to ``limit``."""
+
+    def __init__(self, make: Callable[[], Tally], others: Names, limit: int) -> None:
+        self._make = make
+        self._others = others
+        self._limit = limit
+        self._by_names: dict[Names, Tally] = {}
+
+    def of(self, names: Names) -> Tally:
+        tally = self._by_names.get(names)
+        return tally if tally is not None else self._add(names)
+
+    def items(self) -> list[tuple[Names, Tally]]:
+        """From any thread."""
+        return list(self._by_names.items())
+
+    def _add(self, names: Names) -> Tally:
+        if len(self._by_names) >= self._limit:
+            names = self._others
+            if (others := self._by_names.get(names)) is not None:
+                return others
+        self._by_names[names] = tally = self._make()
+        return tally
+
+
+class Metrics(Collector):
+    """One gateway's. ``observe`` is for one thread; scrapes may come in any."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._models = _Known[tuple[str, str], _ModelTally](_ModelTally, (OTHER, OTHER), MAX_NAMES)
+        self._spend = _Known[tuple[str, str], _SpendTally](_SpendTally, (OTHER, OTHER), MAX_NAMES)
+        self._rejections = _Known[tuple[str, str, str], _Tally](
+            _Tally, (OTHER, OTHER, OTHER), MAX_NAMES
+        )
+        self._endings = _Known[tuple[str, str], _Tally](_Tally, (OTHER, OTHER), MAX_CODES)
+        self.registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the names are checked by being collected."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        models, spent = self._models.items(), self._spend.items()
+        yield from _counters(MODEL_COUNTERS, ("model", "node"), models)
+        for attribute, name, words in MODEL_HISTOGRAMS:
+            family = HistogramMetricFamily(name, words, labels=("model", "node"))
+            for names, tally in models:
+                numbers: _Distribution = getattr(tally, attribute)
+                family.add_metric(names, numbers.buckets(), numbers.total)
+            yield family
+        yield from _counters(SPEND_COUNTERS, ("account", "key"), spent)
+        yield from _counters(
+            (("count", REJECTIONS, REJECTIONS_WORDS),),
+            ("model", "node", "reason"),
+            self._rejections.items(),
+        )
+        yield from _counters(
+            (("count", ENDINGS, ENDINGS_WORDS),), ("status", "code"), self._endings.items()
+        )
+
+    def observe(
+        self,
+        *,
+        model: str | None,
+        node: str,
+        account: str | None,
+        key: str,
+        status_code: int,
+        code: str,
+        prompt_tokens: int,
+        cached_tokens: int,
+        completion_tokens: int,
+        reasoning_tokens: int,
+        duration_s: float,
+        time_to_first_token_s: float | None,
+        cold_start: bool,
+    ) -> None:
+        """One request has ended. ``model``: a name of the catalogue, ``None`` where none was found.
+        ``node``: its neuron, empty where it came to none. ``account``: ``None`` for nobody known.
+        ``code``: ``finished``, ``cancelled``, or that of its refusal or failure."""
+        word = code if CODE_PATTERN.fullmatch(code) else OTHER
+        self._endings.of((str(status_code), word)).count += 1
+        if account is not None and (prompt_tokens or completion_tokens):
+            spend = self._spend.of((account, key))
+            spend.prompt_tokens += prompt_tokens
+            spend.completion_tokens += completion_tokens
+        if model is None:
+            return
+        tally = self._models.of((model, node))
+        tally.requests += 1
+        tally.duration_s.add(duration_s)
+        if code != FINISHED and code != CANCELLED:
+            tally.errors += 1
+            if reason := REJECTION_REASONS.get(code):
+                self._rejections.of((model, node, reason)).count += 1
+        tally.cold_starts += cold_start
+        tally.prompt_tokens += prompt_tokens
+        tally.cached_tokens += cached_tokens
+        tally.completion_tokens += completion_tokens
+        tally.reasoning_tokens += reasoning_tokens
+        if time_to_first_token_s is None:
+            return
+        tally.first_token_s.add(time_to_first_token_s)
+        decoding_s = duration_s - time_to_first_token_s
+        if completion_tokens > 1 and decoding_s > 0:
+            tally.tokens_per_s.add((completion_tokens - 1) / decoding_s)
+
+    def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
+        """A gauge that is read at each scrape, in its thread; ``read`` must not wait. Where it
+        fails the gauge is not a number."""
+
+        def value() -> float:
+            try:
+                return float(read())
+            except Exception:
+                logger.exception("%s cannot be read", name)
+                return math.nan
+
+        Gauge(name, documentation, registry=self.registry).set_function(value)
+
+
+def _counters(
+    wanted: Iterable[tuple[str, str, str]],
+    labels: tuple[str, ...],
+    tallies: Sequence[tuple[tuple[str, ...], object]],
+) -> Iterator[Metric]:
+    for attribute, name, words in wanted:
+        family = CounterMetricFamily(name, words, labels=labels)
+        for names, tally in tallies:
+            family.add_metric(names, getattr(tally, attribute))
+        yield family

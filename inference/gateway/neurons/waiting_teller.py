@@ -1,0 +1,48 @@
+"""Telling the control what requests wait for at this gateway."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import redis
+import redis.asyncio
+
+from inference.gateway.redis.failure import redis_unavailable
+from inference.protocol import keys
+from inference.protocol.waiting import WaitingModel, WaitingReport, encode_waiting_report
+
+logger = logging.getLogger(__name__)
+
+
+class WaitingTeller:
+    """Belongs to one event loop."""
+
+    def __init__(self, client: redis.asyncio.Redis, gateway_id: str) -> None:
+        self._redis = client
+        self._gateway_id = gateway_id
+        self._beat = 0
+        self._has_told = False
+
+    async def tell(self, waiting: Mapping[str, WaitingModel]) -> None:
+        """Costs nothing while nobody waits. Raises ``ServiceUnavailableError``."""
+        if not waiting and not self._has_told:
+            return
+        self._beat += 1
+        report = encode_waiting_report(WaitingReport(beat=self._beat, models=dict(waiting)))
+        try:
+            if waiting:
+                await self._redis.hset(keys.WAITING, self._gateway_id, report)
+            else:
+                await self._redis.hdel(keys.WAITING, self._gateway_id)
+        except (redis.RedisError, OSError) as error:
+            raise redis_unavailable() from error
+        self._has_told = bool(waiting)
+
+    async def withdraw(self) -> None:
+        """On the way out."""
+        if self._has_told:
+            try:
+                await self._redis.hdel(keys.WAITING, self._gateway_id)
+            except (redis.RedisError, OSError) as error:
+                logger.info("what waited here is not withdrawn: %s", error)

@@ -1,0 +1,1 @@
+"""Ollama's API: its requests, its lists of models, and its pulls."""

@@ -1,0 +1,174 @@
+"""Ollama's API: chat, generate and embeddings as requests like any other, and its lists of models.
+
+Its streams are lines of JSON. Creating and deleting models is the operator's, and refused by name;
+pulling is in ``ollama_pull``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+from fleet.catalogue import CatalogueEntry
+from fleet.snapshot import FleetSnapshot
+from inference.gateway.consumers.api_consumer import ApiConsumer, Headers
+from inference.gateway.consumers.embed import write_body
+from inference.gateway.consumers.generate import GenerationConsumer
+from inference.gateway.consumers.models import model_card
+from inference.gateway.gateway import Gateway
+from inference.gateway.ollama.pull import JSON_LINES
+from inference.gateway.request.run import run_request
+from inference.gateway.server.body_writer import BodyWriter
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.wire import ollama_embed, ollama_errors, ollama_models
+from inference.wire.dialect import Encoder, Parse, ParsedRequest
+from inference.wire.errors import ModelNotAllowedError, NotSupportedError
+from inference.wire.ollama_chat import OllamaRequest
+from inference.wire.ollama_models import OfferedModel
+
+OPERATORS = {
+    "/api/push": "Models are not published from here.",
+    "/api/create": "Models are made by adding them to the catalogue.",
+    "/api/copy": "Give the model an alias in the catalogue.",
+    "/api/delete": "Models are removed from the catalogue.",
+}
+"""What only an operator does, and how."""
+
+
+class OllamaConsumer(GenerationConsumer):
+    """POST /api/chat and /api/generate."""
+
+    stream_headers: ClassVar[Headers] = JSON_LINES
+
+    def __init__(self, *, gateway: Gateway, parse: Parse, endpoint: str) -> None:
+        super().__init__(gateway=gateway, parse=parse, endpoint=endpoint, errors=ollama_errors)
+        self._asked_unix_s = time.time()
+        self._asked: OllamaRequest | None = None
+
+    async def _generate(self, request: ParsedRequest) -> None:
+        assert isinstance(request, OllamaRequest), "this consumer has the parsers of one API"
+        self._asked = request
+        if request.only_loads:
+            await self._load(request)
+        else:
+            await super()._generate(request)
+
+    def _encoder(self, request: ParsedRequest) -> Encoder:
+        assert isinstance(request, OllamaRequest)
+        make = request.stream_encoder if request.stream else request.body_encoder
+        encoder = make(request_id=self.request_id, clock=time.time)
+        encoder.asked_at(self._asked_unix_s)
+        return encoder
+
+    async def _load(self, request: OllamaRequest) -> None:
+        """Counting the tokens of nothing has the model loaded, and is not charged."""
+        async with run_request(self.gateway, self.call, request.load, abort=self.abort) as stream:
+            await stream.next_events()
+        await self.respond(200, request.shape.loaded_body(time.time()))
+
+    async def _keep_alive(self) -> None:
+        assert self._asked is not None, "nothing is kept alive before it is asked for"
+        await self._send_frames(self._asked.shape.waiting_line(time.time()), last=False)
+
+
+class OllamaEmbedConsumer(ApiConsumer):
+    """POST /api/embed and /api/embeddings."""
+
+    method = "POST"
+
+    def __init__(self, *, gateway: Gateway, endpoint: str) -> None:
+        super().__init__(gateway=gateway, endpoint=endpoint, errors=ollama_errors)
+        self._is_old = endpoint == "/api/embeddings"
+        self._asked_unix_s = time.time()
+
+    async def answer(self, body: bytes) -> None:
+        parse = ollama_embed.parse_old if self._is_old else ollama_embed.parse
+        request = await self.parsed(parse, body)
+        encoder = request.body_encoder(request_id=self.request_id, clock=time.time)
+        encoder.asked_at(self._asked_unix_s)
+        async with run_request(
+            self.gateway, self.call, request.embedding, abort=self.abort
+        ) as stream:
+            await write_body(stream, encoder, BodyWriter(self))
+
+
+class OllamaModelsConsumer(ApiConsumer):
+    """GET /api/tags and /api/ps. A key sees the models that it may use."""
+
+    def __init__(self, *, gateway: Gateway, endpoint: str) -> None:
+        super().__init__(gateway=gateway, endpoint=endpoint, errors=ollama_errors)
+        self._body_of = ollama_models.ps_body if endpoint == "/api/ps" else ollama_models.tags_body
+
+    async def answer(self, body: bytes) -> None:
+        entries = await self.gateway.catalogue.entries()
+        snapshot = await self.gateway.liveness.snapshot()
+        who = self.call.who
+        bases = await self.gateway.catalogue.by_name()
+        offered = [
+            offered_model(entry, snapshot, bases.get(entry.base or entry.name))
+            for entry in entries
+            if who.may_use(entry.name)
+        ]
+        await self.respond(200, self._body_of(offered))
+
+
+class OllamaShowConsumer(ApiConsumer):
+    """POST /api/show."""
+
+    method = "POST"
+    endpoint = "/api/show"
+
+    def __init__(self, *, gateway: Gateway) -> None:
+        super().__init__(gateway=gateway, errors=ollama_errors)
+
+    async def answer(self, body: bytes) -> None:
+        entry = await self.gateway.catalogue.find(await self.parsed(ollama_models.parse_show, body))
+        if not self.call.who.may_use(entry.name):
+            raise ModelNotAllowedError(entry.name)
+        bases = await self.gateway.catalogue.by_name()
+        snapshot = await self.gateway.liveness.snapshot()
+        offered = offered_model(entry, snapshot, bases.get(entry.base or entry.name))
+        await self.respond(200, ollama_models.show_body(offered))
+
+
+class OllamaVersionConsumer(ApiConsumer):
+    """GET /api/version."""
+
+    endpoint = "/api/version"
+
+    def __init__(self, *, gateway: Gateway) -> None:
+        super().__init__(gateway=gateway, errors=ollama_errors)
+
+    async def answer(self, body: bytes) -> None:
+        await self.respond(200, ollama_models.version_body())
+
+
+class OllamaOperatorsConsumer(ApiConsumer):
+    """What changes the server, whatever the method."""
+
+    method = "POST"
+    other_methods: ClassVar[tuple[str, ...]] = ("DELETE",)
+
+    def __init__(self, *, gateway: Gateway, endpoint: str) -> None:
+        super().__init__(gateway=gateway, endpoint=endpoint, errors=ollama_errors)
+
+    async def answer(self, body: bytes) -> None:
+        raise NotSupportedError(
+            f"{self.call.endpoint} is the operator's. {OPERATORS[self.call.endpoint]}"
+        )
+
+
+def offered_model(
+    entry: CatalogueEntry, snapshot: FleetSnapshot, base: CatalogueEntry | None = None
+) -> OfferedModel:
+    card, digest = model_card(entry, snapshot, base=base), entry.spec_digest()
+    for replica in snapshot.replicas_of((base or entry).name):
+        if replica.status is ReplicaStatus.READY and replica.report is not None:
+            return OfferedModel(
+                card=card,
+                spec_digest=digest,
+                architecture=replica.report.architecture,
+                num_parameters=replica.report.num_parameters,
+                weight_bytes=replica.report.weight_bytes,
+            )
+    return OfferedModel(card=card, spec_digest=digest, weight_bytes=entry.weight_bytes)

@@ -1,0 +1,202 @@
+"""Reads the events of one neuron for this gateway and puts them into request streams.
+
+    XREAD BLOCK helexa:neuron:<name>:events:<gateway> ─▶ EventBatch ─▶ RequestStream.put
+
+Each neuron has a stream, a reader and a connection of its own: whatever one of them writes delays
+and fails its own requests alone. Events reach only requests that this gateway sent to that neuron.
+
+Batches are counted for each epoch of the neuron. One that comes again, because its neuron had no
+acknowledgement, is dropped; where one is missing, whatever that neuron is serving fails rather than
+go on with a hole in it.
+
+One read is bounded in entries, and neurons bound their entries in bytes. A read that is larger all
+the same is asked again in smaller parts, and an entry that is too large alone is skipped: its
+neuron's requests fail, as where a batch is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Protocol
+
+import msgspec
+import redis
+
+from inference.gateway.redis.failure import REDIS_BACKOFF
+from inference.gateway.redis.link import RedisLink, ReplyTooLargeError
+from inference.gateway.redis.outage import RedisOutage
+from inference.gateway.request.answer_check import AnswerFaultError
+from inference.gateway.request.event_stream import RequestStream, RequestStreams, events_lost
+from inference.logs.throttled import ThrottledLog
+from inference.protocol import keys
+from inference.protocol.events import EVENT_BATCH_FIELD, EventBatch, decode_event_batch
+
+logger = logging.getLogger(__name__)
+
+BLOCK_MS = 500
+"""Twice between two looks at what neurons hold, which count on the reader having caught up."""
+MAX_ENTRIES_A_READ = 32
+"""Times what neurons bound an entry to: the most that one read brings from them."""
+EVENTS_A_TURN = 1024
+BYTES_A_TURN = 256 * 1024
+"""Then consumers get to take theirs, and other tasks to run: after a pause there may be more than a
+stream may hold."""
+LOG_INTERVAL_S = 10.0
+
+NEXT_ENTRY_ID_SCRIPT = """
+local entries = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', 1)
+return entries[1] and entries[1][1]
+"""
+"""The id of the entry after the given one, without its contents."""
+
+Entry = tuple[bytes, dict[bytes, bytes]]
+
+
+class OnFault(Protocol):
+    def __call__(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
+        """``what`` no honest neuron writes. ``is_grave``: once is enough to shut it out."""
+
+
+class EventReader:
+    """``link`` must wait longer than ``BLOCK_MS`` for a reply and serve this reader alone."""
+
+    def __init__(
+        self,
+        link: RedisLink,
+        *,
+        neuron: str,
+        gateway_id: str,
+        streams: RequestStreams,
+        outage: RedisOutage,
+        on_fault: OnFault,
+    ) -> None:
+        self.neuron = neuron
+        self.key = keys.events_key(neuron, gateway_id)
+        self._redis = link
+        self._streams = streams
+        self._outage = outage
+        self._on_fault = on_fault
+        self._epoch = ""
+        self._next_sequence_number = 0
+        self._num_losses = 0
+        self._log = ThrottledLog(logger, logging.ERROR, interval_s=LOG_INTERVAL_S)
+        self._max_entries = MAX_ENTRIES_A_READ
+        self._next_entry_id = link.register_script(NEXT_ENTRY_ID_SCRIPT)
+        self.last_entry_id = keys.EVENTS_FIRST_ENTRY_ID
+        self.caught_up_s = 0.0
+        """On the loop's clock: everything that was in the stream by then has been delivered."""
+
+    async def run(self) -> None:
+        """Reads until cancelled."""
+        num_failures = 0
+        while True:
+            try:
+                await self._read_and_deliver()
+                num_failures = 0
+                continue
+            except (redis.RedisError, OSError) as error:
+                if str(error).startswith("WRONGTYPE"):
+                    self._fault("its events are no stream")
+                else:
+                    self._outage.unanswered(error)
+            except Exception:
+                logger.exception("reading the events of %s failed", self.neuron)
+                self._fail_its_requests()
+            num_failures += 1
+            await asyncio.sleep(REDIS_BACKOFF.wait_s(num_failures))
+
+    def stream_is_gone(self) -> None:
+        """The stream does not exist any more, nor what was in it: the neuron's open requests fail,
+        and the next stream is read from its beginning."""
+        self._num_losses += 1
+        self._epoch = ""
+        self.last_entry_id = keys.EVENTS_FIRST_ENTRY_ID
+        self._fail_its_requests()
+
+    async def _read_and_deliver(self) -> None:
+        num_losses, asked_s = self._num_losses, asyncio.get_running_loop().time()
+        max_entries = self._max_entries
+        try:
+            reply: Any = await self._redis.xread(
+                {self.key: self.last_entry_id}, count=max_entries, block=BLOCK_MS
+            )
+        except ReplyTooLargeError:
+            await self._read_less(max_entries)
+            return
+        self._outage.answered()
+        if num_losses != self._num_losses:
+            return  # asked of the stream before; what is in the new one is read again
+        self._max_entries = min(2 * max_entries, MAX_ENTRIES_A_READ)
+        entries: list[Entry] = reply[0][1] if reply else []
+        if entries:
+            self.last_entry_id = entries[-1][0].decode()
+            await self._deliver_all(entries)
+        if len(entries) < max_entries:
+            self.caught_up_s = asked_s
+
+    async def _read_less(self, max_entries: int) -> None:
+        """Read that many entries in two halves from now on, or skip the one that is too large
+        alone."""
+        if max_entries > 1:
+            self._max_entries = max_entries // 2
+            return
+        entry_id = await self._next_entry_id(keys=[self.key], args=[self.last_entry_id])
+        if entry_id is not None:
+            self.last_entry_id = entry_id.decode()
+            self._fault("an entry of its events is too large and was skipped", is_grave=True)
+
+    async def _deliver_all(self, entries: list[Entry]) -> None:
+        num_events = num_bytes = 0
+        for _, fields in entries:
+            try:
+                data = fields[EVENT_BATCH_FIELD]
+                batch = decode_event_batch(data)
+            except (KeyError, msgspec.DecodeError) as error:
+                self._fault(f"an entry of its events does not decode: {error!s:.200}")
+                continue
+            self.deliver(batch, len(data))
+            num_events += 1 + len(batch.events)
+            num_bytes += len(data)
+            if num_events >= EVENTS_A_TURN or num_bytes >= BYTES_A_TURN:
+                num_events = num_bytes = 0
+                await asyncio.sleep(0)
+
+    def deliver(self, batch: EventBatch, num_bytes: int) -> None:
+        """``num_bytes`` of its entry, which its events share."""
+        is_same_epoch = batch.epoch == self._epoch
+        expected = self._next_sequence_number
+        if is_same_epoch and batch.sequence_number < expected:
+            logger.debug("%s: batch %d came again", self.neuron, batch.sequence_number)
+            return
+        self._epoch = batch.epoch
+        self._next_sequence_number = batch.sequence_number + 1
+        if is_same_epoch and batch.sequence_number != expected:
+            number = batch.sequence_number
+            self._log.log("gap", f"{self.neuron}: batch {number} came where {expected} was due")
+            self._streams.fail_where(
+                lambda stream: self._serves(stream) and stream.epoch == batch.epoch, events_lost()
+            )
+        bytes_an_event = num_bytes // max(1, len(batch.events))
+        for event in batch.events:
+            stream = self._streams.get(event.request_id)
+            if stream is None:
+                continue
+            if stream.neuron != self.neuron:
+                self._fault("it answered a request that another neuron serves")
+                continue
+            stream.epoch = batch.epoch
+            try:
+                stream.put(event, bytes_an_event)
+            except AnswerFaultError as error:
+                self._fault(f"its answer to {event.request_id} has {error}")
+
+    def _serves(self, stream: RequestStream) -> bool:
+        """Streams that have not been accepted yet may have lost just that, so they count too."""
+        return stream.neuron == self.neuron
+
+    def _fail_its_requests(self) -> None:
+        self._streams.fail_where(self._serves, events_lost())
+
+    def _fault(self, what: str, *, is_grave: bool = False) -> None:
+        self._on_fault(self.neuron, what, is_grave=is_grave)

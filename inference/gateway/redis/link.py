@@ -1,0 +1,187 @@
+"""One connection to Redis for what the gateway does with every token: few commands, no detours.
+
+redis-py connects and signs in, as its URL says; then the connection is ours. A command is written
+as it stands and its reply is read out of what came in, both without a task, a pool, a lock or a
+timer of its own: with redis-py's client one small reply costs the gateway as much as all that it
+does for the token in it.
+
+    command ─▶ transport ─▶ Redis ─▶ data_received ─▶ the oldest waiting future
+
+Replies come in the order of commands, so any number may be under way. Raises redis-py's errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from inference.gateway.redis.resp import ReplyBuffer, pack
+
+MAX_REPLY_BYTES = 64 * 1024 * 1024
+
+
+class ReplyTooLargeError(redis.ConnectionError):
+    """A reply has more bytes than this link accepts; the connection was closed while it came in."""
+
+
+class RedisLink:
+    """Connects when it is first used, and again after a loss; commands that were under way fail.
+    ``timeout_s``: without a reply for so long the connection is given up. ``max_reply_bytes``: the
+    most that is kept of replies that have not come in whole. Belongs to one event loop."""
+
+    def __init__(
+        self, url: str, *, timeout_s: float, max_reply_bytes: int = MAX_REPLY_BYTES
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._max_reply_bytes = max_reply_bytes
+        self._pool = redis.asyncio.ConnectionPool.from_url(
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+        )
+        self._connection: Any = None
+        """redis-py's. It closes its transport when nobody holds it any more."""
+        self._protocol: LinkProtocol | None = None
+        self._connecting = asyncio.Lock()
+
+    async def xread(
+        self, streams: dict[str, str], *, count: int, block: int
+    ) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
+        """As redis-py has it. ``block`` must be shorter than the timeout."""
+        reply = await self.command(
+            *("XREAD", "COUNT", count, "BLOCK", block, "STREAMS"), *streams, *streams.values()
+        )
+        return [
+            (name, [(entry_id, _as_dict(fields)) for entry_id, fields in entries])
+            for name, entries in reply or ()
+        ]
+
+    def register_script(self, text: str) -> LinkScript:
+        return LinkScript(self, text)
+
+    async def command(self, *arguments: bytes | str | int) -> Any:
+        """Its reply. Raises ``redis.RedisError`` or ``OSError``. Whoever stops waiting leaves the
+        connection as it is."""
+        protocol = self._protocol
+        if protocol is None or protocol.is_lost:
+            protocol = await self._connect()
+        return await protocol.send(pack(arguments))
+
+    async def aclose(self) -> None:
+        if self._protocol is not None:
+            self._protocol.close(redis.ConnectionError("the connection was closed"))
+        await self._disconnect()
+
+    async def _connect(self) -> LinkProtocol:
+        async with self._connecting:
+            if self._protocol is None or self._protocol.is_lost:
+                await self._disconnect()
+                self._connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
+                await self._connection.connect()
+                transport = self._connection._writer.transport
+                self._protocol = LinkProtocol(transport, self._timeout_s, self._max_reply_bytes)
+                transport.set_protocol(self._protocol)
+            return self._protocol
+
+    async def _disconnect(self) -> None:
+        connection, self._connection, self._protocol = self._connection, None, None
+        if connection is not None:
+            await connection.disconnect(nowait=True)
+
+
+class LinkScript:
+    """A Lua script, which Redis is told once and then knows by its hash."""
+
+    def __init__(self, link: RedisLink, text: str) -> None:
+        self._link = link
+        self._text = text
+        self._sha1 = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    async def __call__(self, *, keys: Sequence[str], args: Sequence[bytes | str | int]) -> Any:
+        try:
+            return await self._link.command("EVALSHA", self._sha1, len(keys), *keys, *args)
+        except redis.ResponseError as error:
+            if not str(error).startswith("NOSCRIPT"):
+                raise
+        return await self._link.command("EVAL", self._text, len(keys), *keys, *args)
+
+
+class LinkProtocol(asyncio.Protocol):
+    """Commands out, replies in."""
+
+    def __init__(
+        self, transport: asyncio.Transport, timeout_s: float, max_reply_bytes: int
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._max_reply_bytes = max_reply_bytes
+        self._replies = ReplyBuffer()
+        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_lost = False
+
+    def send(self, command: bytes) -> asyncio.Future[Any]:
+        waiter: asyncio.Future[Any] = self._loop.create_future()
+        self._waiting.append((waiter, self._loop.time()))
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout_s, self._look)
+        self._transport.write(command)
+        return waiter
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for reply in self._replies.feed(data):
+                waiter, _ = self._waiting.popleft()
+                if waiter.done():
+                    continue
+                if isinstance(reply, redis.ResponseError):
+                    waiter.set_exception(reply)
+                else:
+                    waiter.set_result(reply)
+        except (redis.InvalidResponse, IndexError, ValueError) as error:
+            self.close(redis.ConnectionError(f"Redis said what was not asked for: {error}"))
+        else:
+            if self._replies.num_bytes > self._max_reply_bytes:
+                most = self._max_reply_bytes
+                self.close(ReplyTooLargeError(f"a reply of Redis has more than {most} bytes"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.close(redis.ConnectionError(f"the connection to Redis was lost: {exc or 'closed'}"))
+
+    def close(self, error: redis.RedisError) -> None:
+        """Commands that are under way fail with ``error``."""
+        self.is_lost = True
+        self._transport.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting, deque()
+        for waiter, _ in waiting:
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def _look(self) -> None:
+        """Whether the oldest command has waited for too long. One timer serves many commands."""
+        self._timer = None
+        if not self._waiting:
+            return
+        due_s = self._waiting[0][1] + self._timeout_s
+        if self._loop.time() >= due_s:
+            self.close(redis.TimeoutError("Redis does not answer"))
+        else:
+            self._timer = self._loop.call_at(due_s, self._look)
+
+
+def _as_dict(fields: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(fields[::2], fields[1::2], strict=True))

@@ -1,0 +1,65 @@
+"""Counts this gateway's refusals in Redis, for the pages that say who is refused and why."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+
+import redis
+import redis.asyncio
+
+from inference.gateway.metrics.requests import CODE_PATTERN, OTHER
+from inference.gateway.request.call import RequestOutcome
+from inference.protocol.refusals import (
+    COUNTED_BY_KEY,
+    HOUR_S,
+    KEPT_HOURS,
+    Refused,
+    encode_field,
+    refusals_key,
+)
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+MAX_COUNTED = 1000
+"""Accounts and codes between two flushes; what comes beyond is not counted."""
+
+
+class RefusalCounts:
+    """``observe`` and ``flush`` belong to one event loop."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Refused] = Counter()
+
+    def observe(self, outcome: RequestOutcome) -> None:
+        """One request has ended; those that got an error instead of an answer count."""
+        if outcome.status < 400:
+            return
+        code = outcome.outcome if CODE_PATTERN.fullmatch(outcome.outcome) else OTHER
+        key = outcome.key if code in COUNTED_BY_KEY else ""
+        self._count(Refused(code, outcome.account, key))
+
+    def observe_connection(self, code: str) -> None:
+        """A connection was refused before anybody knew whose it is."""
+        self._count(Refused(code, ""))
+
+    def _count(self, refused: Refused) -> None:
+        if refused in self._counts or len(self._counts) < MAX_COUNTED:
+            self._counts[refused] += 1
+
+    async def flush(self, client: redis.asyncio.Redis) -> None:
+        """Costs nothing while nobody is refused. What Redis does not take is forgotten."""
+        if not self._counts:
+            return
+        counts, self._counts = self._counts, Counter()
+        key = refusals_key(time.time())
+        pipeline = client.pipeline(transaction=False)
+        for refused, number in counts.items():
+            pipeline.hincrby(key, encode_field(refused), number)
+        pipeline.expire(key, KEPT_HOURS * HOUR_S)
+        try:
+            await pipeline.execute()
+        except (redis.RedisError, OSError) as error:
+            logger.info("%d refusals are not counted: %s", counts.total(), error)

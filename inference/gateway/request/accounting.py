@@ -1,0 +1,191 @@
+"""The money side of one gateway's requests: held before they run, charged when they have ended.
+
+    hold ─▶ Granted ─▶ narrow, when the prompt is counted ─▶ settle, by the outcome
+      │           └▶ let_go, where it never came to a neuron
+      └ waits a little where others' reservations are in the way (``reservation_queue``)
+
+Whose caps, what prices and how much are decided elsewhere; here they become what the ledger is
+told, and what it refuses becomes what a client is told.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Protocol
+
+from inference.gateway.request.call import Call, RequestOutcome
+from inference.gateway.request.reservation_queue import ReservationQueue
+from inference.gateway.request.token_bounds import TokenBounds
+from inference.wire.errors import (
+    ApiError,
+    BudgetReservedError,
+    InsufficientQuotaError,
+    RateLimitExceededError,
+    ServiceUnavailableError,
+)
+from metering.entries import Granted, Narrow, Release, Reserve, Settle
+from metering.errors import LedgerUnavailableError, QuotaExceededError
+
+
+class Ledger(Protocol):
+    """``metering.writer`` in front of the database. All but ``reserve`` return at once and are
+    never lost."""
+
+    def start(self) -> None:
+        """Call on the event loop that will serve."""
+        ...
+
+    async def stop(self, timeout_s: float) -> None:
+        """Writes what is queued first."""
+        ...
+
+    async def reserve(self, reserve: Reserve) -> Granted:
+        """Raises ``QuotaExceededError`` or ``LedgerUnavailableError``."""
+        ...
+
+    def narrow(self, narrow: Narrow) -> None: ...
+    def settle(self, settle: Settle) -> None: ...
+    def release(self, release: Release) -> None: ...
+    @property
+    def is_full(self) -> bool: ...
+    @property
+    def depth(self) -> int:
+        """How many operations are not written yet; from any thread, as is ``age_s``."""
+        ...
+
+    @property
+    def age_s(self) -> float:
+        """How long the oldest of them has waited."""
+        ...
+
+    @property
+    def num_spooled(self) -> int:
+        """How many bills wait for the database in the data directory; from any thread, as is
+        ``spool_problem``."""
+        ...
+
+    @property
+    def spool_problem(self) -> str | None:
+        """Why bills that wait for the database are not in the data directory either."""
+        ...
+
+
+class Accounting:
+    def __init__(self, ledger: Ledger, gateway_id: str, *, max_waiting: int) -> None:
+        """``max_waiting``: requests that may wait for reservations to settle at once."""
+        self._ledger = ledger
+        self._gateway_id = gateway_id
+        self.queue = ReservationQueue(ledger, max_waiting=max_waiting)
+
+    @property
+    def problem(self) -> str | None:
+        """What may cost bills, in words."""
+        return self._ledger.spool_problem
+
+    async def hold(self, call: Call, bounds: TokenBounds) -> Granted | None:
+        """Reserves what the request may use at most; ``None`` where no cap applies. Raises
+        ``ApiError``."""
+        if self._ledger.is_full:
+            raise _ledger_unavailable()
+        principal = call.who
+        if not principal.budgets:
+            return None
+        try:
+            granted = await self.queue.reserve(
+                Reserve(
+                    request_id=call.request_id,
+                    gateway_id=self._gateway_id,
+                    account=principal.account,
+                    key=principal.key,
+                    budgets=principal.budgets,
+                    prompt_tokens=bounds.prompt_tokens,
+                    output_tokens=bounds.output_tokens,
+                    default_output_tokens=bounds.default_output_tokens,
+                    num_choices=bounds.num_choices,
+                    prices=call.prices,
+                    now_unix_s=time.time(),
+                )
+            )
+        except QuotaExceededError as error:
+            raise _refusal(error) from error
+        except LedgerUnavailableError as error:
+            raise _ledger_unavailable() from error
+        call.is_reserved = True
+        return granted
+
+    def let_go(self, call: Call) -> None:
+        """It was never submitted, so nothing of it will be charged."""
+        if call.is_reserved:
+            call.is_reserved = False
+            self._ledger.release(Release(request_id=call.request_id, budgets=call.who.budgets))
+            self.queue.freed(call.who.budgets)
+
+    def narrow(self, call: Call, *, prompt_tokens: int, output_tokens: int) -> None:
+        if call.is_reserved:
+            self._ledger.narrow(
+                Narrow(
+                    request_id=call.request_id,
+                    budgets=call.who.budgets,
+                    prompt_tokens=prompt_tokens,
+                    output_tokens=output_tokens,
+                    prices=call.prices,
+                )
+            )
+            self.queue.freed(call.who.budgets)
+
+    def settle(self, outcome: RequestOutcome) -> None:
+        """The one ledger entry of a request that was submitted."""
+        self._record(outcome)
+        if outcome.is_reserved:
+            self.queue.freed(outcome.budgets)
+
+    def _record(self, outcome: RequestOutcome) -> None:
+        if not outcome.is_billed:
+            if outcome.is_reserved:
+                self._ledger.release(
+                    Release(request_id=outcome.request_id, budgets=outcome.budgets)
+                )
+            return
+        usage = outcome.usage
+        self._ledger.settle(
+            Settle(
+                request_id=outcome.request_id,
+                account=outcome.account,
+                key=outcome.key,
+                budgets=outcome.budgets if outcome.is_reserved else (),
+                model=outcome.model,
+                neuron=outcome.neuron,
+                endpoint=outcome.endpoint,
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+                reasoning_tokens=usage.reasoning_tokens,
+                prices=outcome.prices,
+                ended_unix_s=outcome.ended_unix_s,
+                duration_ms=round(outcome.duration_s * 1000),
+                time_to_first_token_ms=_milliseconds(outcome.time_to_first_token_s),
+                outcome=outcome.outcome,
+                client=outcome.client,
+            )
+        )
+
+
+def _refusal(error: QuotaExceededError) -> ApiError:
+    if error.is_reserved:
+        return BudgetReservedError(str(error), retry_after_s=error.retry_after_s)
+    if error.retry_after_s is None:
+        return InsufficientQuotaError(str(error))
+    return RateLimitExceededError(
+        str(error), kind="tokens", retry_after_s=math.ceil(error.retry_after_s)
+    )
+
+
+def _ledger_unavailable() -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "database_unavailable", "The ledger cannot be written; try again shortly."
+    )
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)

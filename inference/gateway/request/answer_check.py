@@ -1,0 +1,332 @@
+"""Whether what a neuron answers is an answer to what was asked. Pure.
+
+    generation   Accepted ─▶ events of open choices ─▶ ChoiceFinished for each ─▶ Finished
+    embedding    Accepted ─▶ EmbeddedPart … Embedded, one vector for each prompt
+    score        the same, one number for each pair
+    count        TokensCounted         tokenize   Tokenized
+                 at any time: Failed | Cancelled
+
+A neuron may be broken or hostile. What stands in its events becomes the client's answer, the
+ledger's numbers and the metrics', so each number has a bound and each kind its place, and they are
+checked once, here. A gap in a stream of events is not found here: batches are numbered.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from inference.gateway.request.token_bounds import num_prompts
+from inference.protocol.engine import SequenceTiming
+from inference.protocol.events import (
+    Accepted,
+    Cancelled,
+    ChoiceFinished,
+    Delta,
+    Embedded,
+    EmbeddedPart,
+    Event,
+    Failed,
+    Failure,
+    Finished,
+    OutputTokens,
+    PromptScored,
+    RankedToken,
+    ReasoningDelta,
+    TextLogprob,
+    Tokenized,
+    TokensCounted,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+)
+from inference.protocol.generation import (
+    EmbeddingRequest,
+    GenerationRequest,
+    Request,
+    ScoreRequest,
+    TokenCountRequest,
+    TokenizeRequest,
+)
+
+CODE = re.compile(r"[a-z0-9_]{1,64}")
+MAX_MESSAGE_CHARACTERS = 16_384
+MAX_RETRY_AFTER_S = 86_400.0
+MAX_TOKEN_ID = 2**31 - 1
+MAX_DRAFTS = 2**31 - 1
+MAX_MS = 1e12
+MAX_LOGPROB = 0.01
+"""That of what is certain, as floats round it. NaN is not below it."""
+BYTES_A_TOKEN = 1024
+"""Of text, its token id and the message around them; a client's answer may be kept until it is
+whole. One that is alone in its message takes some 270, beside its text."""
+LOGPROB_BYTES_A_TOKEN = 4096
+"""Of twenty log probabilities."""
+BYTES_A_PROMPT_TOKEN = 16
+"""Of its token id, where the client asked for it."""
+BYTES_OF_NO_TOKEN = 1024 * 1024
+MAX_ANSWER_BYTES = 512 * 1024 * 1024
+FLOAT32_BYTES = 4
+MAX_DIMENSIONS = 2**20
+"""The most that clients may ask for."""
+
+
+class AnswerFaultError(Exception):
+    """What no honest neuron answers to this request, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageBounds:
+    """The most that a request may report, over all its prompts and choices."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+def _most_bytes(request: Request, bounds: UsageBounds) -> int:
+    """Of all its events. Those of vectors are bounded by their number."""
+    if not isinstance(request, GenerationRequest):
+        return MAX_ANSWER_BYTES
+    prompt_bytes, output_bytes = BYTES_A_PROMPT_TOKEN, BYTES_A_TOKEN
+    if request.sampling.prompt_logprobs is not None:
+        prompt_bytes += LOGPROB_BYTES_A_TOKEN
+    if request.sampling.top_logprobs is not None:
+        output_bytes += LOGPROB_BYTES_A_TOKEN
+    most = prompt_bytes * bounds.prompt_tokens + output_bytes * bounds.output_tokens
+    return min(MAX_ANSWER_BYTES, BYTES_OF_NO_TOKEN + most)
+
+
+class AnswerCheck:
+    """Of one request. ``check`` sees each of its events once, in order."""
+
+    __slots__ = (
+        "_bounds",
+        "_is_accepted",
+        "_is_only_counted",
+        "_max_output_tokens",
+        "_num_calls",
+        "_num_choices",
+        "_num_open",
+        "_num_prompts",
+        "_num_tokens",
+        "_num_vectors",
+        "_request",
+        "_vector_bytes",
+        "bytes_left",
+    )
+
+    def __init__(self, request: Request, bounds: UsageBounds) -> None:
+        self._request = request
+        self._bounds = bounds
+        self._max_output_tokens = bounds.output_tokens
+        self.bytes_left = _most_bytes(request, bounds)
+        """That its events may still take."""
+        self._num_prompts = num_prompts(request)
+        num_answers = request.n if isinstance(request, GenerationRequest) else 0
+        self._num_choices = self._num_prompts * num_answers
+        self._num_open = self._num_choices
+        self._num_calls: dict[int, int] = {}
+        """How many calls each choice has begun; -1 once the choice has finished."""
+        self._is_accepted = False
+        self._is_only_counted = isinstance(request, TokenCountRequest | TokenizeRequest)
+        self._num_tokens = 0
+        self._num_vectors = 0
+        self._vector_bytes: int | None = None
+
+    def check(self, event: Event, num_bytes: int = 0) -> None:
+        """``num_bytes``: its share of its entry. Raises ``AnswerFaultError``."""
+        self.bytes_left -= num_bytes
+        if self.bytes_left < 0:
+            raise AnswerFaultError("more bytes than its tokens can have")
+        match event:
+            case Delta():  # most events are this one
+                self._tokens_of_choice(event.index, event.num_tokens)
+                if event.logprobs is not None:
+                    self._logprobs(event.logprobs)
+            case ReasoningDelta():
+                self._tokens_of_choice(event.index, event.num_tokens)
+            case OutputTokens():
+                self._of_open_choice(event.index)
+                self._token_ids(event.token_ids)
+            case ToolCallStarted() | ToolCallDelta():
+                self._call(event)
+            case ChoiceFinished():
+                self._tokens_of_choice(event.index, event.num_tokens)
+                self._num_calls[event.index] = -1
+                self._num_open -= 1
+            case Accepted():
+                self._accepted(event)
+            case PromptScored():
+                self._require(self._num_choices > 0, "scores that were not asked for")
+                self._require(0 <= event.prompt_index < self._num_prompts, "no such prompt")
+                self._ranked(event.tokens)
+            case Finished():
+                self._finished(event)
+            case EmbeddedPart() | Embedded():
+                self._vectors(event)
+            case TokensCounted() | Tokenized():
+                self._counted(event)
+            case Failed():
+                self._failure(event.failure)
+                self._usage(event.usage)
+            case Cancelled():
+                self._usage(event.usage)
+            case _:
+                raise AnswerFaultError("an event out of place")
+
+    def _tokens_of_choice(self, index: int, num_tokens: int) -> None:
+        num_all = self._num_tokens + num_tokens
+        is_open = 0 <= index < self._num_choices and self._num_calls.get(index, 0) >= 0
+        if is_open and num_tokens >= 0 and num_all <= self._max_output_tokens:
+            self._num_tokens = num_all
+            return
+        self._of_open_choice(index)
+        self._count_tokens(num_tokens)
+
+    def _of_open_choice(self, index: int) -> None:
+        if not 0 <= index < self._num_choices:
+            raise AnswerFaultError(f"choice {index:.3e} of {self._num_choices}")
+        if self._num_calls.get(index, 0) < 0:
+            raise AnswerFaultError("an event of a choice that has finished")
+
+    def _count_tokens(self, num_tokens: int) -> None:
+        self._num_tokens += num_tokens
+        if num_tokens < 0 or self._num_tokens > self._max_output_tokens:
+            most = self._max_output_tokens
+            raise AnswerFaultError(f"{self._num_tokens:.3e} tokens told, {most} at most")
+
+    def _logprobs(self, logprobs: list[TextLogprob]) -> None:
+        for one in logprobs:
+            told = () if one.logprob is None else (one.logprob,)
+            self._probabilities(*told, *(logprob for _, _, logprob in one.top))
+
+    def _ranked(self, tokens: list[list[RankedToken]]) -> None:
+        for one in chain.from_iterable(tokens):
+            self._probabilities(one.logprob)
+            self._require(0 <= one.token_id <= MAX_TOKEN_ID, "an impossible token id")
+            self._require(0 < one.rank <= MAX_TOKEN_ID, "an impossible rank")
+
+    def _probabilities(self, *logprobs: float) -> None:
+        for logprob in logprobs:
+            self._require(logprob <= MAX_LOGPROB, "a log probability of more than all")
+
+    def _call(self, event: ToolCallStarted | ToolCallDelta) -> None:
+        self._tokens_of_choice(event.index, event.num_tokens)
+        begun = self._num_calls.get(event.index, 0)
+        if isinstance(event, ToolCallStarted):
+            self._require(event.call_index == begun, "a tool call out of order")
+            self._num_calls[event.index] = begun + 1
+        else:
+            is_last = 0 <= event.call_index == begun - 1
+            self._require(is_last, "arguments of another tool call")
+
+    def _accepted(self, event: Accepted) -> None:
+        self._require(not self._is_accepted, "accepted twice")
+        self._require(not self._is_only_counted, "an answer of another kind")
+        self._is_accepted = True
+        self._prompt_tokens(event.prompt_tokens)
+        self._require(event.num_lost_turns >= 0, "fewer than no turns left out")
+        self._require(len(event.fingerprint) <= MAX_MESSAGE_CHARACTERS, "a long fingerprint")
+        if (sampling := event.sampling) is not None:
+            for value in (
+                *(sampling.temperature, sampling.top_p),
+                *(sampling.presence_penalty, sampling.frequency_penalty),
+            ):
+                self._require(math.isfinite(value), "a sampling option that is no number")
+        if (prompts := event.prompt_token_ids) is not None:
+            self._require(len(prompts) == self._num_prompts, "token ids of other prompts")
+            for token_ids in prompts:
+                self._token_ids(token_ids)
+
+    def _finished(self, event: Finished) -> None:
+        self._require(self._num_choices > 0, "the end of an answer that was not asked for")
+        self._require(self._num_open == 0, f"finished with {self._num_open} open choices")
+        self._usage(event.usage)
+        if event.timing is not None:
+            self._timing(event.timing)
+
+    def _vectors(self, event: EmbeddedPart | Embedded) -> None:
+        request = self._request
+        if not isinstance(request, EmbeddingRequest | ScoreRequest):
+            raise AnswerFaultError("vectors that were not asked for")
+        for vector in event.vectors:
+            expected = len(vector) if self._vector_bytes is None else self._vector_bytes
+            self._vector_bytes = expected
+            most = FLOAT32_BYTES * (1 if isinstance(request, ScoreRequest) else MAX_DIMENSIONS)
+            is_whole = 0 < len(vector) == expected <= most and len(vector) % FLOAT32_BYTES == 0
+            self._require(is_whole, "a vector of another length")
+            self._require(
+                bool(np.isfinite(np.frombuffer(vector, dtype="<f4")).all()),
+                "a vector with what is no number",
+            )
+        self._num_vectors += len(event.vectors)
+        self._require(self._num_vectors <= self._num_prompts, "more vectors than prompts")
+        if isinstance(event, Embedded):
+            self._require(self._num_vectors == self._num_prompts, "fewer vectors than prompts")
+            self._usage(event.usage)
+
+    def _counted(self, event: TokensCounted | Tokenized) -> None:
+        wants_count = isinstance(self._request, TokenCountRequest)
+        is_wanted = self._is_only_counted and isinstance(event, TokensCounted) is wants_count
+        self._require(is_wanted, "an answer of another kind")
+        if isinstance(event, TokensCounted):
+            self._require(0 <= event.prompt_tokens <= MAX_TOKEN_ID, "an impossible count")
+        else:
+            self._token_ids(event.token_ids)
+            self._require(0 <= event.context_tokens <= MAX_TOKEN_ID, "an impossible context")
+
+    def _failure(self, failure: Failure) -> None:
+        self._require(CODE.fullmatch(failure.code) is not None, "a failure without a code")
+        self._require(
+            len(failure.message) <= MAX_MESSAGE_CHARACTERS
+            and len(failure.param or "") <= MAX_MESSAGE_CHARACTERS,
+            "a failure with a long message",
+        )
+        if (counted := failure.num_prompt_tokens) is not None:
+            self._require(0 <= counted <= MAX_TOKEN_ID, "an impossible count")
+        if (long := failure.too_long) is not None:
+            is_possible = 0 <= long.prompt_tokens <= MAX_TOKEN_ID
+            is_possible &= 0 <= long.context_tokens <= MAX_TOKEN_ID
+            self._require(is_possible, "an impossible length")
+        is_ours = bool(failure.model_id or failure.suggestion)
+        self._require(not is_ours, "what placement alone says of a failure")
+        if (after_s := failure.retry_after_s) is not None:
+            self._require(0 <= after_s <= MAX_RETRY_AFTER_S, "an impossible time of a retry")
+
+    def _usage(self, usage: Usage | None) -> None:
+        if usage is None:
+            return
+        self._prompt_tokens(usage.prompt_tokens)
+        for noun, number, most in (
+            ("cached tokens", usage.cached_tokens, usage.prompt_tokens),
+            ("completion tokens", usage.completion_tokens, self._bounds.output_tokens),
+            ("reasoning tokens", usage.reasoning_tokens, usage.completion_tokens),
+            ("accepted drafts", usage.accepted_drafts, MAX_DRAFTS),
+            ("rejected drafts", usage.rejected_drafts, MAX_DRAFTS),
+        ):
+            if not 0 <= number <= most:
+                raise AnswerFaultError(f"{number:.3e} {noun}, {most} at most")
+
+    def _prompt_tokens(self, number: int) -> None:
+        most = self._bounds.prompt_tokens
+        if not 0 <= number <= most:
+            raise AnswerFaultError(f"{number:.3e} prompt tokens, {most} at most")
+
+    def _timing(self, timing: SequenceTiming) -> None:
+        for value in (
+            *(timing.queue_ms, timing.prefill_ms, timing.decode_ms),
+            timing.prefill_tokens,
+        ):
+            self._require(0 <= value <= MAX_MS, "an impossible duration")
+
+    def _token_ids(self, token_ids: list[int]) -> None:
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) <= MAX_TOKEN_ID):
+            raise AnswerFaultError("an impossible token id")
+
+    def _require(self, is_so: bool, otherwise: str) -> None:
+        if not is_so:
+            raise AnswerFaultError(otherwise)

@@ -1,0 +1,323 @@
+"""What has arrived for each request in flight and its consumer has not yet taken.
+
+    reader ──put──▶ RequestStream (bounded) ──next_events──▶ consumer
+    liveness, deadline, submission ──fail──▶
+
+A stream ends once: by an answer, or by an ``ApiError`` that ``next_events`` raises after the
+events before it. Belongs to one event loop; must not know Redis or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from inference.gateway.request.answer_check import AnswerCheck, AnswerFaultError
+from inference.gateway.request.tally import Tally
+from inference.protocol.events import (
+    ANSWERS,
+    Accepted,
+    Cancelled,
+    Event,
+    Failed,
+    Failure,
+    Fragment,
+    Tokenized,
+    TokensCounted,
+    decode_event,
+)
+from inference.wire.errors import ApiError, RequestFailedError, ServiceUnavailableError
+
+MAX_QUEUED_EVENTS = 16_384
+"""Events that a client may be behind before its request is failed."""
+MAX_QUEUED_BYTES = 128 * 1024 * 1024
+"""The same in bytes of their entries: more than the largest answer that an honest neuron gives."""
+MAX_FRAGMENTED_BYTES = 64 * 1024 * 1024
+"""Of one event that comes in fragments, where its request's tokens may take as much."""
+EVENTS_A_TAKE = 1024
+BYTES_A_TAKE = 256 * 1024
+"""What a consumer is given at once; then other tasks get to run. As much as the reader delivers in
+a turn of the loop, so that a consumer whose client reads keeps up with it."""
+
+FAILURES = (Failed, Cancelled)
+FIRST_EVENTS = (Accepted, TokensCounted, Tokenized)
+"""What an answer may begin with."""
+
+
+class RequestStream:
+    """``epoch`` is the life of the neuron that serves it: what the snapshot said at dispatch, then
+    what its events say."""
+
+    __slots__ = (
+        "_abort",
+        "_check",
+        "_deadline",
+        "_error",
+        "_events",
+        "_fragments",
+        "_num_queued_bytes",
+        "_submission",
+        "_waiter",
+        "accepted",
+        "ended",
+        "epoch",
+        "is_submitted",
+        "model",
+        "neuron",
+        "num_misses",
+        "request_id",
+        "started_s",
+        "tally",
+    )
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        neuron: str,
+        epoch: str,
+        model: str,
+        first_token_timeout_s: float,
+        abort: Callable[[], None],
+        tally: Tally,
+        check: AnswerCheck,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.request_id = request_id
+        self.neuron = neuron
+        self.epoch = epoch
+        self.model = model
+        self.started_s = loop.time()
+        self.accepted = False
+        self.ended = False
+        self.tally = tally
+        """Settled once the neuron has said its last word: it holds nothing of this request any
+        more."""
+        self.is_submitted = False
+        """Its frame is in the neuron's inbox."""
+        self.num_misses = 0
+        """How often in a row its neuron has said that it does not hold it."""
+        self._submission: asyncio.Future[None] | None = None
+        self._events: deque[tuple[Event, int]] = deque()
+        """With their lengths in bytes."""
+        self._num_queued_bytes = 0
+        self._fragments = bytearray()
+        """Of the event that is not complete yet."""
+        self._error: ApiError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._abort = abort
+        self._check = check
+        self._deadline: asyncio.TimerHandle | None = loop.call_later(
+            max(0.0, first_token_timeout_s), self._give_up
+        )
+
+    def follow(self, submission: asyncio.Future[None]) -> None:
+        """``submission``: of its frame. The stream fails when that does; where the stream ends
+        first, a frame that has not been sent is not sent any more."""
+        self._submission = submission
+        submission.add_done_callback(self._submission_ended)
+
+    def put(self, event: Event, num_bytes: int = 0) -> None:
+        """Only counted once the stream has ended. ``num_bytes`` is its share of its entry. Raises
+        ``AnswerFaultError`` for what no honest neuron answers: then the stream has failed, and
+        nothing of the event counts."""
+        try:
+            if isinstance(event, Fragment):
+                self._put_fragment(event)
+                return
+            if not self.tally.is_settled:
+                self._check.check(event, num_bytes)
+                self.tally.see(event)
+        except AnswerFaultError:
+            self.fail(neuron_fault(self.neuron))
+            raise
+        if self.ended:
+            return
+        if isinstance(event, FAILURES):
+            self.fail(_failed_by(event))
+        elif not self.accepted and not isinstance(event, FIRST_EVENTS):
+            self.fail(events_lost())
+        elif self._is_full(num_bytes):
+            self.fail(_client_too_slow())
+            self._abort()
+        else:
+            self._take(event, num_bytes)
+
+    def fail(self, error: ApiError) -> None:
+        """Ends the stream. Ignored once it has ended."""
+        if self.ended:
+            return
+        self._error = error
+        self.end()
+        self._wake()
+
+    def lose(self, error: ApiError) -> None:
+        """Nobody works on it any more, so there is no last word to wait for: what was told is what
+        it used."""
+        self.fail(error)
+        self.tally.give_up()
+
+    def end(self) -> None:
+        self.ended = True
+        self._stop_deadline()
+        if self._submission is not None:
+            self._submission.cancel()
+
+    async def next_events(self) -> list[Event]:
+        """At least one of the events that are there, and as many as may be encoded in one turn of
+        the loop. Raises the ``ApiError`` it failed with, once."""
+        if self._events:  # more than the last call could return
+            await asyncio.sleep(0)
+        while not self._events:
+            if self._error is not None:
+                raise self._take_error()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._num_queued_bytes <= BYTES_A_TAKE and len(self._events) <= EVENTS_A_TAKE:
+            self._num_queued_bytes = 0
+            queued, self._events = self._events, deque()
+            return [event for event, _ in queued]
+        events: list[Event] = []
+        taken_bytes = 0
+        while self._events and len(events) < EVENTS_A_TAKE and taken_bytes < BYTES_A_TAKE:
+            event, num_bytes = self._events.popleft()
+            events.append(event)
+            taken_bytes += num_bytes
+        self._num_queued_bytes -= taken_bytes
+        return events
+
+    def _take_error(self) -> ApiError:
+        """The stream keeps it no longer: the frames of its traceback refer to the stream."""
+        error, self._error = self._error, None
+        assert error is not None
+        return error
+
+    def _is_full(self, num_bytes: int) -> bool:
+        return (
+            len(self._events) >= MAX_QUEUED_EVENTS
+            or self._num_queued_bytes + num_bytes > MAX_QUEUED_BYTES
+        )
+
+    def _put_fragment(self, fragment: Fragment) -> None:
+        if self.ended:
+            return
+        self._fragments += fragment.data
+        if len(self._fragments) > min(MAX_FRAGMENTED_BYTES, self._check.bytes_left):
+            self._fragments = bytearray()
+            raise AnswerFaultError("an event of too many fragments")
+        if not fragment.is_last:
+            return
+        data, self._fragments = bytes(self._fragments), bytearray()
+        try:
+            event = decode_event(data)
+        except msgspec.DecodeError as error:
+            raise AnswerFaultError("fragments of no event") from error
+        if isinstance(event, Fragment) or event.request_id != self.request_id:
+            raise AnswerFaultError("fragments of another request's event")
+        self.put(event, len(data))
+
+    def _take(self, event: Event, num_bytes: int) -> None:
+        if isinstance(event, Accepted):
+            self.accepted = True
+        elif self._deadline is not None:
+            self._stop_deadline()
+        if isinstance(event, ANSWERS):
+            self.end()
+        self._events.append((event, num_bytes))
+        self._num_queued_bytes += num_bytes
+        if self._waiter is not None:
+            self._wake()
+
+    def _submission_ended(self, submission: asyncio.Future[None]) -> None:
+        if submission.cancelled():
+            return
+        match submission.exception():
+            case None:
+                self.is_submitted = True
+            case ApiError() as error:
+                self.fail(error)
+            case error:
+                raise error
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self.fail(
+            ServiceUnavailableError(
+                "deadline_exceeded", f"{self.model} gave no token within the time allowed."
+            )
+        )
+
+
+class RequestStreams:
+    """Every request that this gateway has in flight, by id."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, RequestStream] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[RequestStream]:
+        return iter(list(self._by_id.values()))
+
+    def add(self, stream: RequestStream) -> None:
+        self._by_id[stream.request_id] = stream
+
+    def get(self, request_id: str) -> RequestStream | None:
+        return self._by_id.get(request_id)
+
+    def remove(self, stream: RequestStream) -> None:
+        self._by_id.pop(stream.request_id, None)
+
+    def fail_where(self, affected: Callable[[RequestStream], bool], error: ApiError) -> None:
+        for stream in self:
+            if affected(stream):
+                stream.fail(error)
+
+
+def neuron_lost(neuron: str) -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "neuron_lost", f"The neuron {neuron} went away while it worked on this.", retry_after_s=5.0
+    )
+
+
+def request_lost(neuron: str) -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "request_lost", f"The neuron {neuron} does not know this request (any more); try again."
+    )
+
+
+def events_lost() -> ServiceUnavailableError:
+    return ServiceUnavailableError("events_lost", "Part of the answer was lost on its way.")
+
+
+def neuron_fault(neuron: str) -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "neuron_fault", f"The neuron {neuron} answered what was not asked for; try again."
+    )
+
+
+def _client_too_slow() -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "client_too_slow", "The answer was not read as fast as it was generated."
+    )
+
+
+def _failed_by(event: Failed | Cancelled) -> ApiError:
+    if isinstance(event, Failed):
+        return RequestFailedError(event.failure)
+    return RequestFailedError(
+        Failure(code="cancelled", message="The request was cancelled by the neuron.")
+    )

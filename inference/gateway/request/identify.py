@@ -1,0 +1,160 @@
+"""Who asks, by the headers of a request and nothing else.
+
+    HELEXA_API_KEY ─▶ the shared account
+    hx-… key       ─▶ its account                       401 where it is not, or no longer, one
+    neither        ─▶ anonymous, where that is allowed  else 401
+
+Whether callers without a key are served follows from the address that this server listens on and
+from the operator's word, never from who seems to be connecting: a proxy on this machine connects
+from this machine, whoever it speaks for. Where they are served, a browser must not be made to ask
+for a page of elsewhere, so their Origin and Host are looked at.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from helexa_site.bootstrap.arguments import is_loopback
+from helexa_site.config import Config
+from helexa_site.hosts import host_is_allowed
+from inference.gateway.server.origins import NOT_ALLOWED, is_allowed
+from inference.wire.errors import (
+    ForbiddenError,
+    InsufficientScopeError,
+    InvalidApiKeyError,
+    ServiceUnavailableError,
+)
+from metering.errors import DirectoryUnavailableError, KeyRefusedError
+from metering.principal import ANONYMOUS_ACCOUNT, SELF_TEST, Principal, Scope
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+BEARER = b"bearer "
+SELF_TEST_HEADER = b"helexa-self-test"
+"""Sent by ``serve`` with its own key, which commands on its machine use too."""
+API_KEY_HEADERS = (b"x-api-key", b"api-key")
+"""Anthropic's clients send their key in the first, Azure's in the second."""
+
+
+class Directory(Protocol):
+    """Where principals are found: ``metering.directory`` in front of the database. Each method
+    raises ``KeyRefusedError``, ``find`` also ``DirectoryUnavailableError``."""
+
+    def start(self) -> None:
+        """Call on the event loop that will serve."""
+        ...
+
+    async def stop(self) -> None: ...
+    async def find(self, presented_key: str) -> Principal: ...
+    def prefix_of(self, presented_key: str) -> str | None:
+        """``None`` for what is no key of ours."""
+        ...
+
+    async def find_by_prefix(self, prefix: str) -> Principal:
+        """Who holds a key that has been shown before."""
+        ...
+
+    def anonymous(self) -> Principal: ...
+    def shared(self) -> Principal: ...
+
+
+def allows_anonymous(config: Config) -> bool:
+    """On loopback nobody needs a key, unless one is set; elsewhere the operator has to say so."""
+    if config.allow_anonymous is not None:
+        return config.allow_anonymous
+    host = config.listen_host
+    return host is not None and is_loopback(host) and config.api_key is None
+
+
+class Identifier:
+    """``identify`` touches the database only for keys that it has not seen lately."""
+
+    def __init__(self, config: Config, directory: Directory) -> None:
+        self._config = config
+        self._directory = directory
+        self._allows_anonymous = allows_anonymous(config)
+
+    async def identify(self, headers: Headers, *, scope: Scope) -> Principal:
+        """``headers`` as in an ASGI scope, names in lower case. Raises ``ApiError``."""
+        try:
+            principal = await self._principal(dict(headers))
+        except KeyRefusedError as error:
+            raise InvalidApiKeyError(str(error)) from error
+        except DirectoryUnavailableError as error:
+            raise ServiceUnavailableError("database_unavailable", str(error)) from error
+        if not principal.has(scope):
+            raise InsufficientScopeError(scope)
+        return principal
+
+    async def still(self, account: str, key: str) -> Principal:
+        """Who asked before, as they are now; ``key`` is its public prefix. Raises ``ApiError``."""
+        try:
+            if key:
+                principal = await self._directory.find_by_prefix(key)
+            elif account == ANONYMOUS_ACCOUNT:
+                if not self._allows_anonymous:
+                    raise InvalidApiKeyError("Callers without a key are not served any more.")
+                principal = self._directory.anonymous()
+            else:
+                principal = self._directory.shared()
+        except KeyRefusedError as error:
+            raise InvalidApiKeyError(str(error)) from error
+        except DirectoryUnavailableError as error:
+            raise ServiceUnavailableError("database_unavailable", str(error)) from error
+        if not principal.has(Scope.INFERENCE):
+            raise InsufficientScopeError(Scope.INFERENCE)
+        return principal
+
+    async def _principal(self, named: Mapping[bytes, bytes]) -> Principal:
+        given = presented_keys(
+            named.get(b"authorization", b""), *(named.get(name, b"") for name in API_KEY_HEADERS)
+        )
+        if holds_shared_key(given, self._config):
+            is_serve = any(_is_equal(key, self._config.serve_key) for key in given)
+            is_self_test = is_serve and SELF_TEST_HEADER in named
+            return SELF_TEST if is_self_test else self._directory.shared()
+        for key in given:
+            if self._directory.prefix_of(text := key.decode("latin-1")) is not None:
+                return await self._directory.find(text)
+        if not self._allows_anonymous:
+            raise InvalidApiKeyError(
+                "The API key is not valid."
+                if given
+                else "Send your API key as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
+            )
+        self._check_browser(named)
+        return self._directory.anonymous()
+
+    def _check_browser(self, named: Mapping[bytes, bytes]) -> None:
+        """Raises ``ForbiddenError`` for a web page that is none of the operator's."""
+        origin = named.get(b"origin")
+        if origin is not None and not is_allowed(self._config, origin.decode("latin-1")):
+            raise ForbiddenError("origin_not_allowed", NOT_ALLOWED)
+        if not host_is_allowed(self._config, named.get(b"host", b"").decode("latin-1")):
+            raise ForbiddenError(
+                "host_not_allowed",
+                "Requests for this Host are answered only with an API key; the operator can name "
+                "the host in HELEXA_ALLOWED_HOSTS.",
+            )
+
+
+def presented_keys(authorization: bytes, *api_keys: bytes) -> list[bytes]:
+    """The keys in these headers, empty where one was not sent. Some clients send several, one with
+    a placeholder."""
+    is_bearer = authorization[: len(BEARER)].lower() == BEARER
+    bearer = authorization[len(BEARER) :] if is_bearer else b""
+    return [key.strip() for key in (bearer, *api_keys) if key.strip()]
+
+
+def holds_shared_key(given: list[bytes], config: Config) -> bool:
+    """Whether one of them is the operator's. Compares all, so that the time it takes tells
+    nothing."""
+    keys = (config.api_key, config.serve_key)
+    equal = [_is_equal(one, key) for one in given for key in keys]
+    return any(equal)
+
+
+def _is_equal(given: bytes, key: str | None) -> bool:
+    return key is not None and hmac.compare_digest(given, key.encode())

@@ -1,0 +1,240 @@
+"""Carrying out what placement decides, until a request has a replica to go to.
+
+    find ─▶ snapshot ─▶ place ─┬▶ Route   done
+              ▲                ├▶ Reject  refuse
+              │                ├▶ Load    start the job ─┐
+              │                └▶ Wait ──────────────────┤
+              └────────────────────────── WaitingRoom ◀──┘
+
+Deciding is ``fleet.placement``'s. Here are only the effects, and what no heartbeat tells of yet:
+this gateway's own requests, so that a burst spreads over replicas, its own loads, so that two
+models do not get one room, and replicas that have just refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from fleet.catalogue import CatalogueEntry
+from fleet.placement import Decision, Load, Reject, Route, RoutingHint, Wait, place, route
+from fleet.placement.expected import with_load, with_status
+from fleet.snapshot import FleetSnapshot
+from inference.gateway.catalogue import Catalogue
+from inference.gateway.request.event_stream import RequestStreams
+from inference.gateway.request.waiting_room import WaitingRoom
+from inference.protocol.events import Failure
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.images import VisionInput
+from inference.protocol.keys import HEARTBEAT_INTERVAL_S
+from inference.protocol.waiting import WaitingModel
+from inference.wire.errors import RequestFailedError, ServiceUnavailableError
+
+logger = logging.getLogger(__name__)
+
+LOAD_REPEAT_S = 2.0
+"""A load that was asked for shows in a heartbeat within this; until then it is not asked again."""
+REFUSED_S = 1.5
+"""What made a replica refuse a request shows in a heartbeat within this."""
+UNKNOWN_ETA_RETRY_AFTER_S = 10.0
+
+Hint = Callable[[], RoutingHint]
+"""Asked for only where there is a choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request goes: ``epoch`` is the life of the neuron that was seen ready. The limits
+    are what its replica reports; ``None``: it reports none."""
+
+    neuron: str
+    epoch: str
+    model: str
+    context_tokens: int | None = None
+    max_output_tokens: int | None = None
+    catalogue_context_tokens: int | None = None
+    """The operator's bound of the model's context, which no replica can raise."""
+    vision: VisionInput | None = None
+    was_cold: bool = False
+    """It was loaded for this request, or the request waited for its load."""
+
+
+class Placer:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        read_snapshot: Callable[[], Awaitable[FleetSnapshot]],
+        streams: RequestStreams,
+        *,
+        max_waiting: int,
+    ) -> None:
+        """``max_waiting``: requests that may wait for models at once."""
+        self._catalogue = catalogue
+        self._read_snapshot = read_snapshot
+        self._streams = streams
+        self._waiting = WaitingRoom(max_waiting=max_waiting)
+        self._loads_asked: dict[tuple[str, str], tuple[float, Load, CatalogueEntry]] = {}
+        self._refused_s: dict[tuple[str, str], float] = {}
+        self._waits: dict[str, Wait] = {}
+        """What placement last said of the models that are waited for."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests whose model is not there yet."""
+        return self._waiting.num_waiting
+
+    def waiting(self) -> dict[str, WaitingModel]:
+        """The models that are waited for here."""
+        return self._waiting.waiting()
+
+    def wait_of(self, model: str) -> Wait | None:
+        """What a model that is not there yet waits for; ``None``: nothing is known."""
+        return self._waits.get(model)
+
+    def refused(self, model: str, neuron: str) -> None:
+        """That replica does not take requests now, whatever the snapshot says of it."""
+        self._refused_s[model, neuron] = asyncio.get_running_loop().time()
+
+    async def find_place(
+        self, entry: CatalogueEntry, *, deadline_s: float, hint: Hint | None = None
+    ) -> Place:
+        """``deadline_s`` is on the event loop's clock. Raises ``ApiError`` when placement refuses,
+        the deadline passes, too many wait, or the database or Redis is away."""
+        try:
+            return await self._find_place(entry, deadline_s, hint)
+        finally:
+            if entry.name not in self._waiting.waiting():
+                self._waits.pop(entry.name, None)
+
+    async def _find_place(
+        self, entry: CatalogueEntry, deadline_s: float, hint: Hint | None
+    ) -> Place:
+        loop = asyncio.get_running_loop()
+        was_cold = False
+        while True:
+            snapshot = await self._snapshot(entry.name)
+            decision, entry = await self._decide(entry, snapshot, hint)
+            match decision:
+                case Route():
+                    return _place_of(decision, snapshot, entry, was_cold=was_cold)
+                case Reject():
+                    raise _refusal(decision)
+                case Load():
+                    await self._start_load(decision, entry)
+                case Wait():
+                    pass
+            was_cold = True
+            left_s = deadline_s - loop.time()
+            if left_s <= 0:
+                raise _still_waiting(decision)
+            await self._waiting.wait(entry.name, partial(self._look, entry), timeout_s=left_s)
+
+    async def _look(self, entry: CatalogueEntry) -> bool:
+        """Looks again for everybody who waits for this model."""
+        decision, current = await self._decide(entry, await self._snapshot(entry.name), None)
+        if isinstance(decision, Load):
+            await self._start_load(decision, current)
+        return isinstance(decision, Route | Reject)
+
+    async def _decide(
+        self, entry: CatalogueEntry, snapshot: FleetSnapshot, hint: Hint | None
+    ) -> tuple[Decision, CatalogueEntry]:
+        """Whoever has a replica to go to needs no catalogue. Others go by the entry as it is now: a
+        load that failed meanwhile may have told how much memory it needs."""
+        has_choice = len(snapshot.replicas_of(entry.name)) > 1
+        sent = self._sent(entry.name) if has_choice else None
+        wanted = hint() if hint is not None and has_choice else None
+        if routed := route(entry, snapshot, hint=wanted, sent=sent):
+            return routed, entry
+        catalogue = await self._catalogue.by_name()
+        current = catalogue.get(entry.name, entry)
+        decision = place(current, snapshot, catalogue=catalogue)
+        if isinstance(decision, Wait):
+            self._waits[entry.name] = decision
+        return decision, current
+
+    async def _start_load(self, load: Load, entry: CatalogueEntry) -> None:
+        now_s = asyncio.get_running_loop().time()
+        asked = self._loads_asked.get((load.model, load.neuron))
+        if asked is not None and now_s - asked[0] < LOAD_REPEAT_S:
+            return
+        self._loads_asked[load.model, load.neuron] = (now_s, load, entry)
+        logger.info("loading %s on %s for a request", load.model, load.neuron)
+        await self._catalogue.start_load(load)
+
+    async def _snapshot(self, model: str) -> FleetSnapshot:
+        """With what no heartbeat tells of yet."""
+        snapshot = await self._read_snapshot()
+        now_s = asyncio.get_running_loop().time()
+        for key, (asked_s, load, entry) in list(self._loads_asked.items()):
+            if now_s - asked_s >= LOAD_REPEAT_S:
+                del self._loads_asked[key]
+            elif _is_unseen(load, snapshot):
+                snapshot = with_load(snapshot, load, entry)
+        for (refused, neuron), refused_s in list(self._refused_s.items()):
+            if now_s - refused_s >= REFUSED_S:
+                del self._refused_s[refused, neuron]
+            elif refused == model:
+                snapshot = with_status(snapshot, neuron, model, ReplicaStatus.RECOVERING)
+        return snapshot
+
+    def _sent(self, model: str) -> Counter[str]:
+        """The requests for it that each neuron was sent within the last heartbeat's time."""
+        since_s = asyncio.get_running_loop().time() - HEARTBEAT_INTERVAL_S
+        return Counter(
+            stream.neuron
+            for stream in self._streams
+            if stream.model == model and stream.started_s > since_s
+        )
+
+
+def _is_unseen(load: Load, snapshot: FleetSnapshot) -> bool:
+    neuron = snapshot.neuron(load.neuron)
+    if neuron is None:
+        return False
+    replica = neuron.replica_of(load.model)
+    return replica is None or replica.status is ReplicaStatus.FAILED
+
+
+def _place_of(
+    decision: Route, snapshot: FleetSnapshot, entry: CatalogueEntry, *, was_cold: bool
+) -> Place:
+    neuron = snapshot.neuron(decision.neuron)
+    assert neuron is not None, "placement routed to a neuron that is not in the snapshot"
+    replica = next(replica for replica in neuron.replicas if replica.model == decision.model)
+    return Place(
+        neuron=neuron.name,
+        epoch=neuron.epoch,
+        model=decision.model,
+        context_tokens=replica.context_tokens,
+        max_output_tokens=replica.max_output_tokens,
+        catalogue_context_tokens=entry.max_context_tokens,
+        vision=None if replica.report is None else replica.report.vision,
+        was_cold=was_cold,
+    )
+
+
+def _refusal(decision: Reject) -> RequestFailedError:
+    return RequestFailedError(
+        Failure(
+            code=decision.code,
+            message=decision.message,
+            retry_after_s=decision.retry_after_s,
+            model_id=decision.model_id,
+            suggestion=decision.suggestion,
+        )
+    )
+
+
+def _still_waiting(decision: Load | Wait) -> ServiceUnavailableError:
+    eta_s = decision.eta_s if isinstance(decision, Wait) else None
+    reason = decision.reason if isinstance(decision, Wait) else f"{decision.model} is not loaded"
+    return ServiceUnavailableError(
+        "model_loading",
+        f"{reason}; it did not become ready within the time allowed.",
+        retry_after_s=UNKNOWN_ETA_RETRY_AFTER_S if eta_s is None else eta_s,
+    )

@@ -1,0 +1,250 @@
+"""One request at the replica that it was placed on, and at another one where no engine took it.
+
+    begin: find place ─▶ reserve ─▶ Submit ─▶ RequestStream ─▶ Accepted ─▶ events
+                ▲                                   │
+                └── before it is accepted: the neuron went away or leaves, the replica is gone,
+                    or the prompt is longer than what was reserved
+
+Which failures are answered so, and how often, is ``fleet.placement.again``'s. A request that its
+neuron was preparing when it died goes nowhere else: the marks that the neuron left in Redis say so
+(``inference.protocol.preparing``). Each attempt has an identity of its own, so that nothing that an
+earlier one's neuron may still say is taken for an answer, and its neuron is told to drop it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from fleet.catalogue import CatalogueEntry
+from fleet.placement import RoutingHint
+from fleet.placement.again import may_place_again
+from inference.gateway.gateway import Gateway
+from inference.gateway.request.answer_check import AnswerCheck, UsageBounds
+from inference.gateway.request.call import Call
+from inference.gateway.request.event_stream import RequestStream
+from inference.gateway.request.place import Place
+from inference.gateway.request.routing_hint import routing_hint
+from inference.gateway.request.tally import Tally
+from inference.gateway.request.token_bounds import TokenBounds, num_prompts, token_bounds
+from inference.gateway.request.token_budget import TokenBudget
+from inference.protocol.adapters import AdapterSpec
+from inference.protocol.events import Event
+from inference.protocol.generation import Request, Submit
+from inference.protocol.preparing import blame, broke_worker
+from inference.wire.errors import ApiError, RequestFailedError
+from inference.wire.images import ImageFile
+from metering.receipts import Receipt
+
+logger = logging.getLogger(__name__)
+
+MAX_ID_CHARACTERS = 60
+"""How much of a request's id stands before an attempt's number: settling reads up to 64."""
+
+
+class PlacedRequest:
+    """Belongs to one event loop. ``begin``, then ``next_events`` until the last one, then
+    ``close``."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        call: Call,
+        request: Request,
+        entry: CatalogueEntry,
+        *,
+        adapter: AdapterSpec | None = None,
+        files: Sequence[ImageFile] = (),
+        deadline_s: float,
+        abort: Callable[[], None],
+    ) -> None:
+        self._gateway = gateway
+        self._call = call
+        self._request = request
+        self._entry = entry
+        self._adapter = adapter
+        self._files = files
+        self._deadline_s = deadline_s
+        self._abort = abort
+        self._num_attempts = 0
+        self._num_worker_deaths = 0
+        self._uncounted: dict[str, list[str]] = defaultdict(list)
+        """By neuron, the ids that it was sent and no death has been counted for."""
+        self._stream: RequestStream | None = None
+        self._budget = TokenBudget(gateway, call, entry.name)
+
+    async def begin(self) -> None:
+        """Raises ``ApiError``."""
+        self._call.placed_model = self._entry.name
+        place = await self._gateway.placer.find_place(
+            self._entry, deadline_s=self._deadline_s, hint=self._hint
+        )
+        self._call.was_cold = self._call.was_cold or place.was_cold
+        if not self._budget.is_reserved:
+            await self._budget.reserve(_bounds_at(place, self._request))
+        try:
+            await self._gateway.liveness.ensure_announced()
+            await self._gateway.readers.ensure(place.neuron)
+            self._open(place)
+        except BaseException:
+            if self._stream is None:
+                self._gateway.accounting.let_go(self._call)
+            raise
+
+    async def next_events(self) -> list[Event]:
+        """Everything that is there, at least one event. Raises the ``ApiError`` it failed with."""
+        while True:
+            stream = self._stream
+            assert stream is not None, "a request that has not begun"
+            try:
+                return await stream.next_events()
+            except ApiError as error:
+                if not stream.accepted and await self._budget.extends(error):
+                    self._leave(stream)
+                    await self.begin()
+                    continue
+                if error.code == "neuron_lost" and not stream.accepted:
+                    await self._check_blame(stream.neuron)
+                if not may_place_again(
+                    error.code, is_accepted=stream.accepted, num_attempts=self._num_attempts
+                ):
+                    raise
+                logger.info(
+                    "request %s is placed again: %s (%s)",
+                    self._call.request_id,
+                    error.code,
+                    stream.neuron,
+                )
+                self._gateway.placer.refused(stream.model, stream.neuron)
+                self._leave(stream)
+                if error.code == "neuron_lost":
+                    # It may be there after all, and is told to drop the request.
+                    self._gateway.dispatcher.cancel_soon(stream.neuron, stream.request_id)
+            await self.begin()
+
+    async def _check_blame(self, neuron: str) -> None:
+        """Before it is sent to another one: whether ``neuron`` died of it. Raises ``ApiError``."""
+        marks = await self._gateway.liveness.preparing(neuron)
+        found = blame(marks, self._uncounted[neuron], self._num_worker_deaths)
+        self._num_worker_deaths = found.num_worker_deaths
+        self._uncounted[neuron] = [one for one in self._uncounted[neuron] if one not in marks]
+        if not found.may_deliver_again:
+            raise RequestFailedError(broke_worker("the neuron"))
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._gateway.close_stream(self._stream)
+        self._forget_images()
+
+    def _hint(self) -> RoutingHint:
+        who = self._call.who
+        return routing_hint(
+            self._request, model=self._model, salt="" if who.is_anonymous else who.account
+        )
+
+    @property
+    def _model(self) -> str:
+        """What its prefixes belong to."""
+        return self._entry.name if self._adapter is None else self._adapter.name
+
+    def _open(self, place: Place) -> None:
+        self._num_attempts += 1
+        self._uncounted[place.neuron].append(self._attempt_id())
+        timeout_s = self._deadline_s - asyncio.get_running_loop().time()
+        self._call.neuron = place.neuron
+        self._call.tally = Tally(partial(self._accepted, self._num_attempts))
+        most = self._budget.usage_bounds(
+            num_prompts=num_prompts(self._request), context_tokens=place.context_tokens
+        )
+        self._stream = self._gateway.open_stream(
+            self._attempt_id(),
+            place,
+            timeout_s=timeout_s,
+            abort=self._abort,
+            tally=self._call.tally,
+            check=AnswerCheck(self._request, most),
+        )
+        submit = self._submit(place, most, timeout_s)
+        self._gateway.submit(self._stream, submit, self._files)
+
+    def _leave(self, stream: RequestStream) -> None:
+        self._gateway.close_stream(stream)
+        if self._files:
+            self._gateway.forget_images(stream)
+
+    def _forget_images(self) -> None:
+        if self._files and self._stream is not None:
+            self._gateway.forget_images(self._stream)
+            self._files = ()
+
+    def _accepted(self, attempt: int, prompt_tokens: int) -> None:
+        if attempt == self._num_attempts:
+            self._forget_images()
+        self._budget.accepted(prompt_tokens)
+
+    def _attempt_id(self) -> str:
+        request_id = self._call.request_id
+        if self._num_attempts == 1:
+            return request_id
+        return f"{request_id[:MAX_ID_CHARACTERS]}.{self._num_attempts}"
+
+    def _submit(self, place: Place, most: UsageBounds, timeout_s: float) -> Submit:
+        principal = self._call.who
+        request_id = self._attempt_id()
+        return Submit(
+            request_id=request_id,
+            gateway_id=self._gateway.gateway_id,
+            model=place.model,
+            request=self._request,
+            deadline_unix_s=time.time() + timeout_s,
+            account=principal.account,
+            key=principal.key,
+            weight=principal.weight,
+            is_anonymous=principal.is_anonymous,
+            yields=self._call.yields,
+            endpoint=self._call.endpoint,
+            receipt=self._receipt(place, most),
+            max_prompt_tokens=self._budget.max_prompt_tokens,
+            cap_output_tokens=self._budget.cap_output_tokens,
+            adapter=self._adapter,
+            num_worker_deaths=self._num_worker_deaths,
+        )
+
+    def _receipt(self, place: Place, most: UsageBounds) -> bytes:
+        """Every attempt has the request's own id in it: whichever neuron reports its usage, the
+        request is settled once."""
+        call = self._call
+        if not call.is_billed:
+            return b""
+        return self._gateway.receipts.seal(
+            Receipt(
+                request_id=call.request_id,
+                gateway_id=self._gateway.gateway_id,
+                neuron=place.neuron,
+                sealed_unix_s=time.time(),
+                account=call.who.account,
+                key=call.who.key,
+                model=call.model,
+                endpoint=call.endpoint,
+                client=call.client,
+                input_micro_usd=call.prices.input_micro_usd,
+                cached_input_micro_usd=call.prices.cached_input_micro_usd,
+                output_micro_usd=call.prices.output_micro_usd,
+                max_prompt_tokens=most.prompt_tokens,
+                max_output_tokens=most.output_tokens,
+            )
+        )
+
+
+def _bounds_at(place: Place, request: Request) -> TokenBounds:
+    return token_bounds(
+        request,
+        context_tokens=place.context_tokens,
+        max_output_tokens=place.max_output_tokens,
+        catalogue_context_tokens=place.catalogue_context_tokens,
+        vision=place.vision,
+    )

@@ -1,0 +1,108 @@
+"""The gateway's way to the rate limits: charged before anything is loaded for a request, corrected
+when it has ended. What they refuse becomes what a client is told."""
+
+from __future__ import annotations
+
+from inference.gateway.redis.failure import redis_unavailable
+from inference.gateway.request.call import Call, RequestOutcome, TokenCharge
+from inference.gateway.request.prompt_ratios import PromptRatios
+from inference.gateway.request.token_bounds import TokenBounds
+from inference.wire import anthropic_errors
+from inference.wire.dialect import ErrorDialect
+from inference.wire.errors import ApiError, RateLimitExceededError
+from metering.errors import LimitsUnavailableError, RateLimitedError
+from metering.limit_headers import anthropic_headers, openai_headers
+from metering.limit_state import NO_LIMITS, LimitKind, LimitState
+from metering.principal import Principal
+from metering.rate_limiter import RateLimiter
+
+MIN_ANSWER_TOKENS = 1024
+"""A request that names no length is admitted when so much of the minute is left for its answer, or
+a quarter of a limit that is smaller."""
+
+
+class Limiting:
+    """Belongs to one event loop."""
+
+    def __init__(self, limiter: RateLimiter, ratios: PromptRatios) -> None:
+        self._limiter = limiter
+        self._ratios = ratios
+
+    async def acquire(self, call: Call, bounds: TokenBounds | None, model: str) -> None:
+        """Charges the most that the request may use. ``bounds`` is ``None`` where no limit counts
+        tokens; ``model`` is whose tokenizer counts. An answer of no named length is charged, and
+        capped, at half of what is left of the minute, so that others run beside it. Raises
+        ``ApiError``."""
+        least = most = prompt = 0
+        if bounds is not None:
+            prompt = bounds.near(self._ratios, model)
+            least, most = _charges(prompt, bounds, tokens_per_minute(call.who))
+        try:
+            state = await self._limiter.acquire(call.who, call.request_id, least, most=most)
+        except RateLimitedError as error:
+            call.limit_state = error.state or NO_LIMITS
+            raise _refusal(error) from error
+        except LimitsUnavailableError as error:
+            raise redis_unavailable() from error
+        call.limit_state = state
+        if bounds is not None:
+            call.token_charge = TokenCharge(prompt, state.tokens_charged - prompt)
+
+    async def extend(self, call: Call, prompt_tokens: int) -> None:
+        """Charges a prompt that is longer than what it was charged for. Raises ``ApiError``."""
+        charge = call.token_charge
+        assert charge is not None, "a request whose tokens no limit counts"
+        try:
+            await self._limiter.extend(call.request_id, prompt_tokens - charge.prompt_tokens)
+        except RateLimitedError as error:
+            raise _refusal(error) from error
+        except LimitsUnavailableError as error:
+            raise redis_unavailable() from error
+        call.token_charge = TokenCharge(prompt_tokens, charge.output_tokens)
+
+    def settle(self, outcome: RequestOutcome) -> None:
+        """Without effect on a request that holds nothing."""
+        usage = outcome.usage
+        self._limiter.correct(outcome.request_id, usage.prompt_tokens + usage.completion_tokens)
+        self._limiter.release(outcome.request_id)
+
+
+def limit_headers(state: LimitState, errors: ErrorDialect) -> list[tuple[bytes, bytes]]:
+    """The headers in which the clients of a dialect look for their limits."""
+    if state is NO_LIMITS:
+        return []
+    return anthropic_headers(state) if errors is anthropic_errors else openai_headers(state)
+
+
+def counts_tokens(principal: Principal) -> bool:
+    """Bounds read the whole prompt, which is for nothing where nobody counts tokens."""
+    return (
+        principal.key_limits.tokens_per_minute is not None
+        or principal.account_limits.tokens_per_minute is not None
+    )
+
+
+def tokens_per_minute(principal: Principal) -> int:
+    """The tighter of its limits of tokens."""
+    limits = (
+        principal.key_limits.tokens_per_minute,
+        principal.account_limits.tokens_per_minute,
+    )
+    return min(limit for limit in limits if limit is not None)
+
+
+def _charges(prompt: int, bounds: TokenBounds, limit: int) -> tuple[int, int]:
+    """The tokens without which it is refused, and the most that it is charged."""
+    if bounds.output_tokens is not None:
+        return prompt + bounds.output_tokens, prompt + bounds.output_tokens
+    most = bounds.default_output_tokens
+    least = max(bounds.num_choices, min(MIN_ANSWER_TOKENS, (limit - prompt) // 4))
+    return prompt + min(least, most), prompt + most
+
+
+def _refusal(error: RateLimitedError) -> ApiError:
+    return RateLimitExceededError(
+        str(error),
+        kind="tokens" if error.kind is LimitKind.TOKENS else "requests",
+        retry_after_s=error.retry_after_s,
+    )

@@ -1,0 +1,182 @@
+"""How many tokens a request may use at most, before anybody has counted. Pure.
+
+The gateway has no tokenizer, so a prompt's sure bound is its bytes: no token is less than one byte
+of text. A template adds its own words around the turns. What is reserved is nearer to what texts
+take (``prompt_ratios``). Where a prompt has more the neuron refuses it before anything is computed
+(``Submit.max_prompt_tokens``), so a reservation is never exceeded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from inference.gateway.request.prompt_ratios import PromptRatios
+from inference.protocol.generation import (
+    ChatInput,
+    ChatMessage,
+    GenerationRequest,
+    PairsInput,
+    Request,
+    TextInput,
+    TokenCountRequest,
+    TokenizeRequest,
+    TokensInput,
+)
+from inference.protocol.images import (
+    ImageRatioError,
+    ImageRef,
+    VisionInput,
+    image_grid,
+    num_image_tokens,
+)
+
+TEMPLATE_TOKENS = 256
+"""What a template says of itself: a default system prompt, the markers of the answer."""
+TURN_TOKENS = 16
+"""The markers around one turn."""
+TOOLS_FACTOR = 3
+"""Templates show tools with indentation, and explain how to call them."""
+SPECIAL_TOKENS = 4
+IMAGE_MARKERS = 4
+"""Around one image."""
+UNKNOWN_VISION = VisionInput(
+    pad_token_id=0, patch_px=14, merge=2, min_pixels=65_536, max_pixels=16_777_216
+)
+"""No model that is known makes more tokens of an image."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBounds:
+    """The bounds of one request. ``output_tokens`` is over all choices, ``None`` where the client
+    did not say; ``default_output_tokens`` is what they may become then. Of the prompt,
+    ``exact_tokens`` are known (images, token ids) and ``text_bound`` is the rest's sure bound,
+    however long the context is."""
+
+    prompt_tokens: int
+    output_tokens: int | None
+    default_output_tokens: int
+    num_choices: int
+    exact_tokens: int = 0
+    text_bound: int = 0
+
+    def near(self, ratios: PromptRatios, model: str) -> int:
+        """The prompt's expected bound, never more than the sure one."""
+        return min(self.prompt_tokens, self.exact_tokens + ratios.near(model, self.text_bound))
+
+
+def token_bounds(
+    request: Request,
+    *,
+    context_tokens: int | None,
+    max_output_tokens: int | None,
+    catalogue_context_tokens: int | None = None,
+    vision: VisionInput | None = None,
+) -> TokenBounds:
+    """The limits are those of the replica that the request goes to; ``None``: it reports none. An
+    answer whose length the client did not name is bounded by the catalogue's context as well, and
+    by ``DEFAULT_OUTPUT_TOKENS``, whatever its neuron claims."""
+    prompts = num_prompts(request)
+    exact, text = _exact_tokens(request, vision or UNKNOWN_VISION), _text_bound(request)
+    prompt = exact + text
+    if context_tokens is not None:
+        prompt = min(prompt, prompts * context_tokens)
+    if not isinstance(request, GenerationRequest):
+        return TokenBounds(
+            prompt_tokens=prompt,
+            output_tokens=0,
+            default_output_tokens=0,
+            num_choices=prompts,
+            exact_tokens=exact,
+            text_bound=text,
+        )
+    choices = prompts * request.n
+    limits = [limit for limit in (context_tokens, max_output_tokens) if limit is not None]
+    most = min(limits, default=DEFAULT_OUTPUT_TOKENS)
+    unnamed = min(most, DEFAULT_OUTPUT_TOKENS, catalogue_context_tokens or DEFAULT_OUTPUT_TOKENS)
+    asked = request.sampling.max_tokens
+    if asked is not None and request.ends_at_context:
+        asked = min(asked, most)
+    return TokenBounds(
+        prompt_tokens=prompt,
+        output_tokens=None if asked is None else asked * choices,
+        default_output_tokens=unnamed * choices,
+        num_choices=choices,
+        exact_tokens=exact,
+        text_bound=text,
+    )
+
+
+DEFAULT_OUTPUT_TOKENS = 1 << 20
+"""The most of an answer where the client named no length: more than any answer has."""
+
+
+def num_prompts(request: Request) -> int:
+    match request.input:
+        case TextInput(texts=texts):
+            return len(texts)
+        case TokensInput(prompts=prompts):
+            return len(prompts)
+        case PairsInput(seconds=seconds):
+            return len(seconds)
+        case ChatInput():
+            return 1
+
+
+def prompt_bound(request: Request, vision: VisionInput | None = None) -> int:
+    """``vision``: how the model takes images, where that is known."""
+    return _text_bound(request) + _exact_tokens(request, vision or UNKNOWN_VISION)
+
+
+def _exact_tokens(request: Request, vision: VisionInput) -> int:
+    """Of images, exact where the model is known. What is too narrow to be read is refused by the
+    neuron."""
+    if isinstance(request.input, TokensInput):
+        return sum(len(prompt) + SPECIAL_TOKENS for prompt in request.input.prompts)
+    if not isinstance(request.input, ChatInput):
+        return 0
+    images = (image for message in request.input.messages for image in message.images)
+    return sum(IMAGE_MARKERS + _image_tokens(image, vision) for image in images)
+
+
+def _image_tokens(image: ImageRef, vision: VisionInput) -> int:
+    try:
+        grid = image_grid(image.width_px, image.height_px, vision)
+    except ImageRatioError:
+        return 0
+    return num_image_tokens(grid, vision.merge)
+
+
+def _text_bound(request: Request) -> int:
+    match request.input:
+        case TokensInput():
+            return 0
+        case TextInput(texts=texts):
+            return sum(_utf8_bytes(text) + SPECIAL_TOKENS for text in texts)
+        case PairsInput() as given:
+            return sum(map(_pair_bound, given.pairs))
+        case ChatInput() as chat:
+            turns = [_without_parts(message) for message in chat.messages]
+            messages = len(msgspec.json.encode(turns)) + TURN_TOKENS * len(turns)
+            tools = TOOLS_FACTOR * len(msgspec.json.encode(chat.tools)) if chat.tools else 0
+            kwargs = len(msgspec.json.encode(chat.template_kwargs))
+            return messages + tools + kwargs + _utf8_bytes(chat.answer_start) + TEMPLATE_TOKENS
+
+
+def _without_parts(message: ChatMessage) -> ChatMessage:
+    """Its text is in ``content`` as well."""
+    return msgspec.structs.replace(message, parts=[]) if message.parts else message
+
+
+def _pair_bound(pair: tuple[str, str]) -> int:
+    return sum(_utf8_bytes(text) + SPECIAL_TOKENS for text in pair)
+
+
+def _utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def is_billed(request: Request) -> bool:
+    """Counting and showing tokens is free, as it is elsewhere."""
+    return not isinstance(request, TokenCountRequest | TokenizeRequest)

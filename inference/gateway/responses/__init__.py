@@ -1,0 +1,1 @@
+"""OpenAI's Responses: made, streamed, kept, continued over a WebSocket or in the background."""

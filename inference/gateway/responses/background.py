@@ -1,0 +1,233 @@
+"""Responses that are worked on without their client: begun, watched, cancelled, and stored.
+
+    start ─▶ run_request ─▶ events ─▶ encoder ─▶ store, log of events for clients that watch
+    every second: leases renewed; what was cancelled or deleted through another gateway stops
+
+A gateway that stops fails its runs and says so; one that dies leaves leases that run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from itertools import chain, repeat
+from typing import Any
+
+from inference.gateway.gateway import Gateway
+from inference.gateway.request.call import CANCELLED, FINISHED, Call
+from inference.gateway.request.placed_request import PlacedRequest
+from inference.gateway.request.run import run_request
+from inference.gateway.responses.frame_log import FrameLog
+from inference.gateway.responses.store import ResponseStore
+from inference.protocol.events import Accepted, Event, Failure, Finished
+from inference.wire.errors import (
+    ApiError,
+    InternalError,
+    RequestFailedError,
+    ServiceUnavailableError,
+    shutting_down,
+)
+from inference.wire.openai_responses import ResponsesRequest
+from inference.wire.openai_responses_events import ResponseStreamEncoder
+from inference.wire.openai_responses_object import response_id
+
+logger = logging.getLogger(__name__)
+
+WATCH_INTERVAL_S = 1.0
+SAVE_AGAIN_AFTER_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+"""A database that is away for a moment does not cost an answer that took minutes."""
+
+
+class BackgroundRun:
+    """One response. ``log``: its events so far, for whoever watches."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        store: ResponseStore,
+        request: ResponsesRequest,
+        *,
+        call: Call,
+        encoder: ResponseStreamEncoder,
+        opening: bytes,
+    ) -> None:
+        """``opening``: the events that ``encoder`` has given already."""
+        self.id = response_id(call.request_id)
+        self.call = call
+        self._gateway = gateway
+        self._store = store
+        self._request = request
+        self._encoder = encoder
+        self.log = FrameLog()
+        self.log.put(opening)
+        self._is_cancelled = False
+        self._is_ending = False
+        self.task: asyncio.Task[None] | None = None
+
+    def cancel(self) -> None:
+        """Stops it; the store has been told already. Ignored where the store is just being told
+        how it ended: it says which of the two came first."""
+        if self._is_ending:
+            return
+        self._is_cancelled = True
+        if self.task is not None:
+            self.task.cancel()
+
+    async def work(self) -> None:
+        try:
+            await self._answer()
+        except asyncio.CancelledError:
+            if self._is_cancelled:
+                self._stop()
+            else:
+                await self._fail(shutting_down())
+        except ApiError as error:
+            await self._fail(error)
+        except Exception:
+            logger.exception("response %s failed", self.id)
+            await self._fail(InternalError())
+        else:
+            self.call.outcome = CANCELLED if self._is_cancelled else FINISHED
+
+    async def _answer(self) -> None:
+        async with run_request(
+            self._gateway, self.call, self._request.generation, abort=_nobody_to_abort
+        ) as stream:
+            async for event in _events(stream):
+                if isinstance(event, Finished) and not await self._keep(event):
+                    self._stop()
+                    return
+                self.log.put(self._encoder.encode(event))
+                if isinstance(event, Accepted):
+                    await self._tell_progress()
+
+    async def _tell_progress(self) -> None:
+        """What is shown of it is late where the database is away, and nothing else."""
+        assert self._encoder.response is not None, "the encoder has opened"
+        try:
+            await self._store.progress(self._encoder.response)
+        except ServiceUnavailableError:
+            logger.warning("response %s: its progress is not stored", self.id)
+
+    async def _keep(self, event: Finished) -> bool:
+        """``False``: it was cancelled before. Raises ``ServiceUnavailableError`` when the database
+        stays away."""
+        self._is_ending = True
+        response, number = self._encoder.response_after(event), self._encoder.next_number
+        for pause_s in SAVE_AGAIN_AFTER_S:
+            try:
+                return await self._store.progress(response, number)
+            except ServiceUnavailableError:
+                logger.warning("response %s is not stored yet", self.id)
+                await asyncio.sleep(pause_s)
+        return await self._store.progress(response, number)
+
+    def _stop(self) -> None:
+        """Ends the run: it has been cancelled, and the store knows."""
+        self._is_cancelled = True
+        cancelled = Failure(code="cancelled", message="The response was cancelled.")
+        self.log.put(self._encoder.cancelled(RequestFailedError(cancelled)))
+
+    async def _fail(self, error: ApiError) -> None:
+        self.call.fail(error)
+        self.log.put(self._encoder.failed(error))
+        assert self._encoder.response is not None, "the encoder has opened"
+        response, number = self._encoder.response, self._encoder.next_number - 1
+        try:
+            await self._store.progress(response, number)
+        except ServiceUnavailableError:
+            logger.error("response %s failed (%s), which is not stored yet", self.id, error.code)
+            self._gateway.spawn(self._store_failure(response, number))
+
+    async def _store_failure(self, response: dict[str, Any], number: int) -> None:
+        """Until the database takes it: while this gateway lives nobody else says that it failed."""
+        for pause_s in chain(SAVE_AGAIN_AFTER_S, repeat(SAVE_AGAIN_AFTER_S[-1])):
+            await asyncio.sleep(pause_s)
+            with suppress(ServiceUnavailableError):
+                await self._store.progress(response, number)
+                return
+
+
+class BackgroundRuns:
+    """The background runs of this gateway, by response id. Belongs to one event loop."""
+
+    def __init__(self, gateway: Gateway, store: ResponseStore) -> None:
+        self._gateway = gateway
+        self._store = store
+        self._runs: dict[str, BackgroundRun] = {}
+        self._watcher: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def start(
+        self,
+        request: ResponsesRequest,
+        *,
+        call: Call,
+        encoder: ResponseStreamEncoder,
+        opening: bytes,
+    ) -> BackgroundRun:
+        """``request`` has been stored as queued. ``call`` is that of the request that asked for
+        it, whose end is now the run's to tell."""
+        run = BackgroundRun(
+            self._gateway,
+            self._store,
+            request,
+            call=call.hand_over(),
+            encoder=encoder,
+            opening=opening,
+        )
+        self._runs[run.id] = run
+        run.task = self._gateway.spawn(run.work())
+        run.task.add_done_callback(lambda _: self._forget(run))
+        if len(self._runs) == 1:
+            self._watcher = asyncio.create_task(self._watch(), name="gateway background runs")
+        return run
+
+    def find(self, wanted_id: str) -> BackgroundRun | None:
+        """``None``: it is not worked on here."""
+        return self._runs.get(wanted_id)
+
+    def cancel(self, cancelled_id: str) -> None:
+        """Once the store has been told. Ignored for what does not run here."""
+        run = self._runs.get(cancelled_id)
+        if run is not None:
+            run.cancel()
+
+    def _forget(self, run: BackgroundRun) -> None:
+        """Also called for a run that was cancelled before it did anything."""
+        run.log.close()
+        run.call.close()
+        del self._runs[run.id]
+        if not self._runs and self._watcher is not None:
+            self._watcher.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            watched = list(self._runs)
+            try:
+                active = await self._store.renew_leases(watched)
+            except ServiceUnavailableError:
+                active = set(watched)
+            except Exception:
+                logger.exception("the leases of background responses are not renewed")
+                active = set(watched)
+            for lost_id in set(watched) - active:
+                self.cancel(lost_id)
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+async def _events(stream: PlacedRequest) -> AsyncIterator[Event]:
+    """Up to the last one."""
+    while True:
+        for event in await stream.next_events():
+            yield event
+            if isinstance(event, Finished):
+                return
+
+
+def _nobody_to_abort() -> None:
+    """The stream fails by itself when its events are not taken."""

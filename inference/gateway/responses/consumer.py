@@ -1,0 +1,115 @@
+"""Making responses: what they build on is looked up first, what they become is kept at the end.
+
+    parse ─▶ continued ─┬▶ generate ─▶ keep ─▶ last event         with its client
+                        └▶ keep as queued ─▶ BackgroundRun        without it; a stream watches
+
+A response is stored before its client is told that it is complete: whoever has read its id can
+build on it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import orjson
+
+from inference.gateway.consumers.generate import GenerationConsumer, unix_time_s
+from inference.gateway.gateway import Gateway
+from inference.gateway.responses.background import BackgroundRuns
+from inference.gateway.responses.frame_log import FrameWatch
+from inference.gateway.responses.store import ResponseStore, record_of
+from inference.protocol.events import Event, Finished
+from inference.wire import openai_responses, openai_responses_errors
+from inference.wire.dialect import Encoder, ParsedRequest
+from inference.wire.errors import ApiError, ModelNotAllowedError
+from inference.wire.openai_responses import ResponsesRequest
+from inference.wire.openai_responses_events import ResponseBodyEncoder, ResponseStreamEncoder
+
+logger = logging.getLogger(__name__)
+
+
+class ResponsesConsumer(GenerationConsumer):
+    """POST /v1/responses."""
+
+    def __init__(self, *, gateway: Gateway, store: ResponseStore, runs: BackgroundRuns) -> None:
+        super().__init__(
+            gateway=gateway,
+            parse=openai_responses.parse,
+            endpoint="/v1/responses",
+            errors=openai_responses_errors,
+        )
+        self._store = store
+        self._runs = runs
+        self._asked: ResponsesRequest | None = None
+        self._stream_encoder: ResponseStreamEncoder | None = None
+        self._watched: FrameWatch | None = None
+
+    async def _generate(self, request: ParsedRequest) -> None:
+        assert isinstance(request, ResponsesRequest), "this consumer has one parser"
+        if request.store:
+            await self._store.ensure_room(self.call.who)
+        self._asked = await self._store.continued(request, self.call.who)
+        if request.background:
+            await self._start_in_background(self._asked)
+        else:
+            await super()._generate(self._asked)
+
+    def _encoder(self, request: ParsedRequest) -> Encoder:
+        encoder = super()._encoder(request)
+        if isinstance(encoder, ResponseStreamEncoder):
+            self._stream_encoder = encoder
+        return encoder
+
+    async def _forward(self, events: list[Event], encoder: Encoder, request: ParsedRequest) -> None:
+        *earlier, last = events
+        if isinstance(last, Finished) and self._asked is not None and self._asked.store:
+            if earlier:
+                await super()._forward(earlier, encoder, request)
+            assert isinstance(encoder, ResponseStreamEncoder | ResponseBodyEncoder)
+            response = encoder.response_after(last)
+            number = encoder.next_number
+            record = record_of(self._asked, response, call=self.call, last_event_number=number)
+            await self._store.save(record)
+            events = [last]
+        await super()._forward(events, encoder, request)
+
+    async def refuse(self, error: ApiError) -> None:
+        """A stream that has begun ends as its dialect has it, and is kept as failed. One that
+        watches a run ends with it: a gateway that stops ends both."""
+        if self._watched is not None and self._response_started:
+            await self._forward_watched(self._watched)
+            return
+        encoder = self._stream_encoder
+        if encoder is None or not self._response_started or self._response_ended:
+            await super().refuse(error)
+            return
+        frames = encoder.failed(error)
+        await self._keep_failed(encoder)
+        await self.send_body(frames, last=True)
+
+    async def _keep_failed(self, encoder: ResponseStreamEncoder) -> None:
+        if self._asked is None or not self._asked.store or encoder.response is None:
+            return
+        record = record_of(
+            self._asked,
+            encoder.response,
+            call=self.call,
+            last_event_number=encoder.next_number - 1,
+        )
+        await self._store.save_failed(record)
+
+    async def _start_in_background(self, request: ResponsesRequest) -> None:
+        entry = await self.gateway.catalogue.find(request.generation.model)
+        if not self.call.who.may_use(entry.name):
+            raise ModelNotAllowedError(entry.name)
+        encoder = request.stream_encoder(request_id=self.request_id, clock=unix_time_s)
+        opening = encoder.opening()
+        queued = encoder.response
+        assert queued is not None, "the encoder has opened"
+        await self._store.save(record_of(request, queued, call=self.call))
+        run = self._runs.start(request, call=self.call, encoder=encoder, opening=opening)
+        if not request.stream:
+            await self.respond(200, orjson.dumps(queued))
+            return
+        self._watched = run.log.watch(self.abort)
+        await self._watch(self._watched)

@@ -1,0 +1,235 @@
+"""The gateway's way to stored responses: what a request builds on, keeping it, reading it back.
+
+Every failure becomes an ``ApiError``: nothing is kept or lost silently.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from inference.conversations import selectors, services
+from inference.conversations.errors import (
+    ConversationTooLongError,
+    PreviousResponseMissingError,
+    PreviousResponseUnfinishedError,
+)
+from inference.conversations.records import ResponseRecord
+from inference.gateway.database import DatabaseThreads
+from inference.gateway.request.call import Call
+from inference.quotas import Quota, QuotaFullError, Used
+from inference.wire.errors import (
+    ApiError,
+    InsufficientQuotaError,
+    InvalidRequestError,
+    PreviousResponseNotFoundError,
+    ResponseNotFoundError,
+)
+from inference.wire.images import ImageReading, images_read
+from inference.wire.openai_responses import ResponsesRequest
+from inference.wire.openai_responses_input import InputItem, items, with_ids
+from inference.wire.unknown_fields import unknown_fields_ignored
+from metering.principal import Principal
+
+logger = logging.getLogger(__name__)
+
+
+USAGE_AGE_S = 30.0
+"""How long what an account keeps is counted on from the last look."""
+MAX_REMEMBERED_ACCOUNTS = 1000
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What an account keeps: as the database had it, and what was added here since."""
+
+    looked_s: float
+    number: int
+    size_bytes: int
+
+
+class Presence(Protocol):
+    """Which gateways are there: ``inference.gateway.gateway``, by Redis."""
+
+    gateway_id: str
+
+    async def is_gateway_alive(self, gateway_id: str) -> bool:
+        """``True`` also where nobody knows."""
+        ...
+
+
+class ResponseStore:
+    """Each method raises 503 database_unavailable when the database is away. A response is found
+    by its own account only; to others it is not there."""
+
+    def __init__(self, presence: Presence, *, max_responses: int, max_bytes: int) -> None:
+        """The most that one account may keep."""
+        self._presence = presence
+        self._database = DatabaseThreads("responses")
+        self._max_bytes = max_bytes
+        # Room for one byte: a response whose bytes pass the rest is kept, the next one is not.
+        self._quota = Quota(max_responses, max_bytes - 1)
+        self._kept: dict[str, _Kept] = {}
+
+    async def ensure_room(self, principal: Principal) -> None:
+        """Before anything is computed that is to be kept. Raises ``InsufficientQuotaError``."""
+        account = principal.account
+        kept = self._kept.get(account)
+        if kept is None or time.monotonic() - kept.looked_s > USAGE_AGE_S:
+            usage = await self._database.query(lambda: selectors.account_usage(account))
+            if len(self._kept) >= MAX_REMEMBERED_ACCOUNTS:
+                self._kept.clear()
+            kept = self._kept[account] = _Kept(time.monotonic(), usage.number, usage.size_bytes)
+        if kept.number >= self._quota.number or kept.size_bytes >= self._max_bytes:
+            raise self._full(account, Used(kept.number, kept.size_bytes))
+
+    def _full(self, account: str, used: Used) -> InsufficientQuotaError:
+        return InsufficientQuotaError(
+            f"Account '{account}' keeps {used.number:,} responses of {used.size_bytes:,} bytes;"
+            f" it may keep {self._quota.number:,} and {self._max_bytes:,} bytes. Delete some, "
+            "or send 'store': false.",
+            param="store",
+        )
+
+    async def find(self, response_id: str, principal: Principal) -> ResponseRecord:
+        """What its gateway no longer works on has failed, and stays so. Raises
+        ``ResponseNotFoundError``."""
+        record = await self._read(response_id, principal)
+        gateway_id = record.presumed_lost_by
+        if gateway_id is None:
+            return record
+        if await self._presence.is_gateway_alive(gateway_id):
+            return await self._read(response_id, principal, gateway_id)
+        await self._database.query(lambda: services.response_lost(response_id=response_id))
+        return await self._read(response_id, principal)
+
+    async def _read(
+        self, response_id: str, principal: Principal, alive_gateway: str | None = None
+    ) -> ResponseRecord:
+        record = await self._database.query(
+            lambda: selectors.response_find(
+                response_id, account=principal.account, alive_gateway=alive_gateway
+            )
+        )
+        if record is None:
+            raise ResponseNotFoundError(response_id)
+        return record
+
+    async def continued(
+        self,
+        request: ResponsesRequest,
+        principal: Principal,
+        history: Sequence[InputItem] | None = None,
+    ) -> ResponsesRequest:
+        """The request with everything in it that it builds on. ``history`` is what it continues,
+        where that is known without the store. Raises ``ApiError`` where something is not stored."""
+        if request.previous_response_id is None and not request.references:
+            return request
+        if history is None:
+            history = await self.history(request.previous_response_id, principal)
+        wanted = [reference.id for reference in request.references]
+        found = await self._items(wanted, principal) if wanted else {}
+        stored = {item_id: read_back([item])[0] for item_id, item in found.items()}
+        return request.continued(history, stored)
+
+    async def save(self, record: ResponseRecord) -> None:
+        """Raises ``InsufficientQuotaError`` where others have taken the room meanwhile."""
+        try:
+            size_bytes = await self._database.query(
+                lambda: services.response_save(
+                    record=record, quota=self._quota, gateway_id=self._presence.gateway_id
+                )
+            )
+        except QuotaFullError as error:
+            raise self._full(record.account, error.used) from error
+        if (kept := self._kept.get(record.account)) is not None:
+            kept.number += 1
+            kept.size_bytes += size_bytes
+
+    async def save_failed(self, record: ResponseRecord) -> None:
+        """The client has its id, so it may ask for it; it is told of the failure either way."""
+        try:
+            await self.save(record)
+        except ApiError as error:
+            logger.error("%s failed and is not stored: %s", record.response["id"], error.code)
+
+    async def progress(
+        self, response: dict[str, Any], last_event_number: int | None = None
+    ) -> bool:
+        """``False``: it had ended already, or was deleted."""
+        return await self._database.query(
+            lambda: services.response_progress(
+                response=response, last_event_number=last_event_number
+            )
+        )
+
+    async def cancel(self, response_id: str, principal: Principal) -> None:
+        """Once it was found: what is lost has failed since."""
+        record = await self._read(response_id, principal)
+        await self._database.query(
+            lambda: services.response_cancel(
+                response_id=response_id,
+                account=principal.account,
+                alive_gateway=record.presumed_lost_by,
+            )
+        )
+
+    async def delete(self, response_id: str, principal: Principal) -> None:
+        """Raises ``ResponseNotFoundError``."""
+        if not await self._database.query(
+            lambda: services.response_delete(response_id=response_id, account=principal.account)
+        ):
+            raise ResponseNotFoundError(response_id)
+        self._kept.pop(principal.account, None)
+
+    async def renew_leases(self, response_ids: Collection[str]) -> set[str]:
+        """Renews their leases. Returns the ids of those that are still active."""
+        return await self._database.query(lambda: services.leases_renew(response_ids=response_ids))
+
+    async def _items(self, item_ids: list[str], principal: Principal) -> dict[str, dict[str, Any]]:
+        return await self._database.query(
+            lambda: selectors.items_find(item_ids, account=principal.account)
+        )
+
+    async def history(self, response_id: str | None, principal: Principal) -> list[InputItem]:
+        """The conversation up to its end; without an id there is none. Raises ``ApiError``."""
+        if response_id is None:
+            return []
+
+        def read() -> list[dict[str, Any]]:
+            try:
+                return selectors.history_items(response_id, account=principal.account)
+            except PreviousResponseMissingError as error:
+                raise PreviousResponseNotFoundError(error.message) from error
+            except (PreviousResponseUnfinishedError, ConversationTooLongError) as error:
+                raise InvalidRequestError(error.message, param="previous_response_id") from error
+
+        return read_back(await self._database.query(read))
+
+
+def record_of(
+    request: ResponsesRequest,
+    response: dict[str, Any],
+    *,
+    call: Call,
+    last_event_number: int | None = None,
+) -> ResponseRecord:
+    """What is stored of an answer to ``call``. ``last_event_number``: where it has ended."""
+    return ResponseRecord(
+        account=call.who.account,
+        response=response,
+        input_items=[item.object for item in with_ids(request.items, call.request_id)],
+        previous_id=request.previous_response_id,
+        background=request.background,
+        last_event_number=last_event_number,
+    )
+
+
+def read_back(stored: list[dict[str, Any]]) -> list[InputItem]:
+    """Items as the parser reads them: what was stored is what it once took or what was answered,
+    perhaps while unknown fields were ignored, or images might be larger."""
+    with unknown_fields_ignored(), images_read(ImageReading(is_stored=True)):
+        return [items([item], "stored")[0] for item in stored]

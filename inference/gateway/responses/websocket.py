@@ -1,0 +1,190 @@
+"""Responses over one WebSocket: a turn after the other, each going on from the one before.
+
+    message ─▶ queue ─▶ parse ─▶ continued ─▶ run_request ─▶ events ─▶ messages
+                                    ▲                           │
+                                    └──── last turn's items ◀───┘
+
+The last turn's items are kept with the connection, so a chain needs nothing stored. A turn that
+fails forgets what it continued: its client says the whole conversation again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from typing import Any
+
+from channels.exceptions import StopConsumer
+
+from inference.gateway.consumers.api_consumer import AbortableConsumer
+from inference.gateway.gateway import Gateway
+from inference.gateway.request.call import Call
+from inference.gateway.responses.store import ResponseStore
+from inference.gateway.responses.turn import KeptTurn, ResponseTurn
+from inference.wire.errors import (
+    ApiError,
+    InternalError,
+    InvalidRequestError,
+    RequestTooLargeError,
+    shutting_down,
+)
+from inference.wire.openai_responses_socket import error_message, messages_of
+from metering.principal import Principal, Scope
+
+logger = logging.getLogger(__name__)
+
+ENDPOINT = "/v1/responses (socket)"
+MAX_WAITING = 16
+"""Messages that have come while a turn is under way. More are a client that does not wait; all
+that wait take no more together than one may."""
+TOO_MANY = 1008
+TOO_BIG = 1009
+GOING_AWAY = 1001
+
+
+class ResponseSocket(AbortableConsumer):
+    """The WebSocket at /v1/responses."""
+
+    scope: dict[str, Any]
+
+    def __init__(self, *, gateway: Gateway, store: ResponseStore) -> None:
+        super().__init__()
+        self.gateway = gateway
+        self._store = store
+        self._waiting: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAITING)
+        self._waiting_bytes = 0
+        self._worker: asyncio.Task[None] | None = None
+        self._kept: KeptTurn | None = None
+
+    def abort(self) -> None:
+        logger.warning("a socket is given up: what it is sent is not taken")
+        super().abort()
+
+    async def dispatch(self, message: dict[str, Any]) -> None:
+        """Without Channels' thread hop to close database connections: there are none here."""
+        match message["type"]:
+            case "websocket.connect":
+                await self._connect()
+            case "websocket.receive":
+                await self._receive(message)
+            case "websocket.disconnect":
+                raise StopConsumer
+
+    async def _connect(self) -> None:
+        """Refused as a handshake: the client has no socket yet to be told over."""
+        self.gateway.ensure_started()
+        try:
+            await self._identify()
+        except ApiError:
+            await self.send({"type": "websocket.close"})
+            return
+        await self.send({"type": "websocket.accept"})
+        self._worker = asyncio.create_task(self._work(), name="gateway response socket")
+
+    async def _receive(self, message: dict[str, Any]) -> None:
+        text = message.get("text")
+        given = message["bytes"] if text is None else text.encode()
+        limit_bytes = self.gateway.config.max_body_bytes
+        if len(given) > limit_bytes:
+            await self._close(RequestTooLargeError(limit_bytes), TOO_BIG)
+            return
+        if self._waiting_bytes + len(given) > limit_bytes:
+            await self._close(
+                InvalidRequestError(
+                    f"The messages that wait take over {limit_bytes:,} bytes.", param=None
+                ),
+                TOO_BIG,
+            )
+            return
+        try:
+            self._waiting.put_nowait(given)
+        except asyncio.QueueFull:
+            await self._close(
+                InvalidRequestError(f"More than {MAX_WAITING} messages wait.", param=None), TOO_MANY
+            )
+            return
+        self._waiting_bytes += len(given)
+
+    async def _work(self) -> None:
+        while True:
+            message = await self._waiting.get()
+            self._waiting_bytes -= len(message)
+            if self.gateway.draining:
+                await self._close(shutting_down(), GOING_AWAY)
+                return
+            try:
+                await self.gateway.spawn(self._turn(message))
+            except Exception:
+                logger.exception("a socket's turn cannot be ended")
+                self.abort()
+                return
+
+    async def _turn(self, message: bytes) -> None:
+        call = self.gateway.open_call(
+            request_id=uuid.uuid4().hex,
+            endpoint=ENDPOINT,
+            user_agent=dict(self.scope["headers"]).get(b"user-agent", b"").decode("latin-1"),
+        )
+        bounds = self.gateway.bounds
+        num_bytes = 0
+        try:
+            bounds.open_request()
+            try:
+                bounds.take_body(len(message))
+                num_bytes = len(message)
+                await self._run(call, message)
+            finally:
+                bounds.close_request(num_bytes)
+        except ApiError as error:
+            call.fail(error)
+            await self.send({"type": "websocket.send", "text": error_message(error)})
+        finally:
+            call.close()
+
+    async def _run(self, call: Call, message: bytes) -> None:
+        """Who asks is looked up for each turn: a key may have been revoked since the last. Raises
+        ``ApiError`` where there is no turn yet that could end."""
+        call.principal = await self._identify()
+        turn = ResponseTurn(
+            self.gateway, self._store, call, send=self._send_frames, abort=self.abort
+        )
+        kept, self._kept = self._kept, None
+        try:
+            self._kept = await turn.run(message, kept)
+            return
+        except ApiError as error:
+            await self._refuse(turn, error)
+        except asyncio.CancelledError:
+            if self._worker is None:  # the client has left
+                raise
+            await self._refuse(turn, shutting_down())
+        except Exception:
+            logger.exception("request %s failed", turn.request_id)
+            await self._refuse(turn, InternalError())
+        # Only what the failed turn went on from is forgotten.
+        if kept is not None and kept.response_id != turn.previous_response_id:
+            self._kept = kept
+
+    async def _identify(self) -> Principal:
+        return await self.gateway.identifier.identify(self.scope["headers"], scope=Scope.INFERENCE)
+
+    async def _refuse(self, turn: ResponseTurn, error: ApiError) -> None:
+        turn.call.fail(error)
+        if frames := await turn.failed(error):
+            await self._send_frames(frames)
+        else:
+            await self.send({"type": "websocket.send", "text": error_message(error)})
+
+    async def _send_frames(self, frames: bytes) -> None:
+        for text in messages_of(frames):
+            await self.send({"type": "websocket.send", "text": text})
+
+    async def _close(self, error: ApiError, code: int) -> None:
+        await self.send({"type": "websocket.send", "text": error_message(error)})
+        await self.send({"type": "websocket.close", "code": code})
+
+    def stop_working(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.cancel()

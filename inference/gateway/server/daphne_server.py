@@ -1,0 +1,308 @@
+"""Daphne with what a gateway of long streams needs: back-pressure, limits of what clients may
+send and how slowly, an orderly stop.
+
+Daphne's own server buffers whatever an application sends and reads a body of any size before it
+calls one. Here a send waits while the socket's buffer is full, a body over the limit is refused
+while it comes in, and one that is not small is read only when whoever sends it may. Must not know
+what is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+import daphne.server  # before anything of Twisted: it installs the reactor that runs on asyncio
+from daphne.endpoints import build_endpoint_description_strings
+from daphne.http_protocol import HTTPFactory, WebRequest
+from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
+from twisted.internet import reactor
+from twisted.internet.error import CannotListenError
+from twisted.logger import globalLogBeginner
+
+from inference.gateway.server.http_channel import StreamChannel, write_at_once
+from inference.gateway.server.open_clients import OpenClients
+from inference.gateway.server.spooling import spooled_file
+from inference.wire.dialect import ErrorDialect
+from inference.wire.errors import (
+    ApiError,
+    InternalError,
+    InvalidHttpError,
+    RequestTooLargeError,
+)
+
+logger = logging.getLogger(__name__)
+
+CheckHeaders = Callable[[bytes, list[tuple[bytes, bytes]]], Awaitable[ApiError | None]]
+
+READ_BUFFER_BYTES = 256 * 1024
+SMALL_BODY_BYTES = 64 * 1024
+"""A body up to this is read before anybody asks who sends it."""
+PING_INTERVAL_S = 20.0
+PING_TIMEOUT_S = 20.0
+"""Without an answer the other end of a WebSocket is gone."""
+
+
+PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
+"""Twisted's own list ends before 429."""
+
+
+class StreamRequest(WebRequest):  # type: ignore[misc]
+    """One HTTP request. Twisted calls it as the producer of its own response: paused while the
+    socket's buffer is full."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Forms are the application's to read, within its limits.
+        super().__init__(*args, parsePOSTFormSubmission=False, **kwargs)
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self._num_body_bytes = 0
+        self._refused = False
+        self._has_begun = False
+        """The application has it, and refuses what is to be refused."""
+        self._checking: asyncio.Task[None] | None = None
+
+    @property
+    def is_responding(self) -> bool:
+        return bool(self._response_started)
+
+    def gotLength(self, length: int | None) -> None:  # noqa: N802
+        # Twisted opens a file for each body without a length, however small.
+        self.content = spooled_file()
+        if self._refused:
+            return
+        if length is not None and length > self.server.max_body_bytes:
+            self.refuse(RequestTooLargeError(self.server.max_body_bytes))
+        elif length is None or length > SMALL_BODY_BYTES:
+            self._checking = asyncio.ensure_future(self._check_sender())
+
+    def handleContentChunk(self, data: bytes) -> None:  # noqa: N802
+        """What comes in after a refusal is dropped, so that the client gets to read the answer."""
+        self._num_body_bytes += len(data)
+        if not self._refused and self._num_body_bytes > self.server.max_body_bytes:
+            self.refuse(RequestTooLargeError(self.server.max_body_bytes))
+        if not self._refused:
+            super().handleContentChunk(data)
+
+    def process(self) -> Any:
+        self._has_begun = True
+        if self._refused:
+            self.channel.loseConnection()
+            return None
+        if not self._becomes_a_socket():
+            self.registerProducer(self, True)
+        return super().process()
+
+    def setResponseCode(self, code: int, message: bytes | None = None) -> None:  # noqa: N802
+        super().setResponseCode(code, message or PHRASES.get(code))
+
+    def _becomes_a_socket(self) -> bool:
+        """As Daphne sees it."""
+        upgrades = self.requestHeaders.getRawHeaders(b"Upgrade") or [b""]
+        return bool(upgrades[0].lower() == b"websocket")
+
+    def pauseProducing(self) -> None:  # noqa: N802
+        self.writable.clear()
+
+    def resumeProducing(self) -> None:  # noqa: N802
+        """The channel stops reading while it cannot write; without this it would go on so and
+        never see the client leave."""
+        self.writable.set()
+        self.channel._networkProducer.resumeProducing()
+
+    def stopProducing(self) -> None:  # noqa: N802
+        self.writable.set()
+
+    def finish(self) -> None:
+        if self.producer is not None:
+            self.unregisterProducer()
+        super().finish()
+
+    def connectionLost(self, reason: Any) -> None:  # noqa: N802
+        self.writable.set()
+        super().connectionLost(reason)
+
+    def application_ended(self) -> None:
+        """A client of a response that is not whole waits for more unless it is cut off."""
+        if self.is_responding and not self.finished and self.channel is not None:
+            self.channel.forceAbortClient()
+
+    async def _check_sender(self) -> None:
+        """Nothing more of the body is read until it is known that its sender may ask at all."""
+        network = self.channel._networkProducer
+        network.pauseProducing()
+        self.channel.deadline.stop()
+        try:
+            error = await self.server.check_headers(self.channel._path, self._header_pairs())
+        finally:
+            if self.channel is not None:
+                network.resumeProducing()
+                if not (self._refused or self._has_begun):
+                    self.channel.deadline.begin_body(time.monotonic())
+        if self.channel is None or self._refused or self._has_begun:
+            return
+        if error is not None:
+            self.refuse(error)
+
+    def _header_pairs(self) -> list[tuple[bytes, bytes]]:
+        return [
+            (name.lower(), value)
+            for name, values in self.requestHeaders.getAllRawHeaders()
+            for value in values
+        ]
+
+    def basic_error(self, status: int, status_text: bytes, body: str) -> None:
+        """Daphne's own refusals, which are pages of HTML."""
+        is_theirs = status < HTTPStatus.INTERNAL_SERVER_ERROR
+        error = InvalidHttpError(f"{body}.") if is_theirs else InternalError()
+        content = self.server.errors_of(self.uri).error_body(error, request_id="")
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(content)).encode()),
+        ]
+        self.handle_reply({"type": "http.response.start", "status": status, "headers": headers})
+        self.handle_reply({"type": "http.response.body", "body": content})
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer without the application, and drop what still comes of the body."""
+        self._refused = True
+        self.channel.refuse(error, self.channel._path)
+
+
+class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
+    """One WebSocket. Twisted calls it as the producer of what it sends, in the place of the HTTP
+    channel that the connection began with."""
+
+    def connectionMade(self) -> None:  # noqa: N802
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.transport.unregisterProducer()
+        self.transport.registerProducer(self, True)
+        super().connectionMade()
+
+    def pauseProducing(self) -> None:  # noqa: N802
+        self.writable.clear()
+
+    def resumeProducing(self) -> None:  # noqa: N802
+        self.writable.set()
+
+    def stopProducing(self) -> None:  # noqa: N802
+        self.writable.set()
+
+    def connectionLost(self, reason: Any) -> None:  # noqa: N802
+        super().connectionLost(reason)
+        self.factory.server_class.clients.closed(self.transport)
+
+    def sendData(self, data: bytes, sync: bool = False, chopsize: int | None = None) -> None:  # noqa: N802
+        """Sends a frame as the HTTP channel sends a part of a stream. Autobahn's own queue has what
+        it was told to send in pieces, which goes first."""
+        if sync or chopsize or self.send_queue:
+            super().sendData(data, sync, chopsize)
+        else:
+            write_at_once(self.transport, data)
+
+    def onClose(self, wasClean: bool, code: int, reason: str) -> None:  # noqa: N802, N803
+        """Also called where the handshake never came to an application."""
+        self.writable.set()
+        if hasattr(self, "server"):
+            super().onClose(wasClean, code, reason)
+
+    def application_ended(self) -> None:
+        if self.state != self.STATE_CLOSED:
+            self.dropConnection(abort=True)
+
+
+class StreamFactory(HTTPFactory):  # type: ignore[misc]
+    protocol = StreamChannel
+    timeOut = None  # noqa: N815 - of Twisted's, which any byte resets
+
+    def buildProtocol(self, addr: Any) -> Any:  # noqa: N802
+        protocol = super().buildProtocol(addr)
+        protocol.requestFactory = StreamRequest
+        return protocol
+
+
+class DaphneServer(daphne.server.Server):  # type: ignore[misc]
+    """``errors_of`` tells how the client of a path is told what went wrong; ``check_headers``
+    whether a request is refused for its path and headers alone."""
+
+    def __init__(
+        self,
+        application: Any,
+        *,
+        host: str,
+        port: int,
+        max_body_bytes: int,
+        errors_of: Callable[[bytes], ErrorDialect],
+        check_headers: CheckHeaders,
+        clients: OpenClients,
+    ) -> None:
+        super().__init__(
+            application,
+            endpoints=build_endpoint_description_strings(host=host, port=port),
+            signal_handlers=False,
+            request_buffer_size=READ_BUFFER_BYTES,
+            server_name="helexa",
+        )
+        self.max_body_bytes = max_body_bytes
+        self.errors_of = errors_of
+        self.check_headers = check_headers
+        self.clients = clients
+        self._host, self._port = host, port
+
+    @property
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        loop: asyncio.AbstractEventLoop = reactor._asyncioEventloop
+        return loop
+
+    def serve(self) -> str | None:
+        """Runs until ``close``. Returns why it cannot listen, or ``None`` after a run."""
+        self.connections: dict[Any, Any] = {}
+        self.http_factory = StreamFactory(self)
+        self.ws_factory = self._websocket_factory()
+        globalLogBeginner.beginLoggingTo(
+            [lambda _: None], redirectStandardIO=False, discardBuffer=True
+        )
+        asyncio.set_event_loop(self.event_loop)
+        try:
+            self.clients.listen(self._port, self._host, self.http_factory)
+        except CannotListenError as error:
+            return str(error)
+        reactor.callLater(1, self.application_checker)
+        reactor.addSystemEventTrigger("before", "shutdown", self.kill_all_applications)
+        reactor.run(installSignalHandlers=False)
+        return None
+
+    def _websocket_factory(self) -> Any:
+        factory = WebSocketFactory(self, server=self.server_name)
+        factory.protocol = StreamSocket
+        factory.setProtocolOptions(
+            maxMessagePayloadSize=self.max_body_bytes,
+            failByDrop=False,  # with a close frame that says why
+            allowNullOrigin=True,  # which origins may what is the application's to say
+            autoPingInterval=PING_INTERVAL_S,
+            autoPingTimeout=PING_TIMEOUT_S,
+        )
+        return factory
+
+    def stop_listening(self) -> None:
+        self.clients.stop_listening()
+
+    def close(self) -> None:
+        reactor.stop()
+
+    def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
+        queue = super().create_application(protocol, scope)
+        if queue is not None:
+            running = self.connections[protocol]["application_instance"]
+            running.add_done_callback(lambda _: protocol.application_ended())
+        return queue
+
+    async def handle_reply(self, protocol: Any, message: dict[str, Any]) -> None:
+        """Waits while what was sent before is still in the socket's buffer."""
+        await protocol.writable.wait()
+        await super().handle_reply(protocol, message)

@@ -1,0 +1,179 @@
+"""The HTTP connection of a client: refuses bad heads, reads absolute targets, writes without delay.
+A client that is too slow to send its request gets a 408.
+
+Twisted closes a connection without a word when a line is too long, and answers other bad requests
+with an empty 400. Here whoever asks is told, in the dialect of the path.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any
+
+from twisted.internet.tcp import Connection
+from twisted.web.http import HTTPChannel
+
+from inference.gateway.server.read_deadline import ReadDeadline, Reading, ReadTimeouts
+from inference.wire.errors import (
+    ApiError,
+    HeadersTooLargeError,
+    InvalidHttpError,
+    RequestTimeoutError,
+    TargetTooLongError,
+    error_headers,
+)
+
+LINGER_S = 5.0
+"""How long a client that sends too much may take to read why."""
+ENDLESS = ReadTimeouts(head_s=math.inf, body_s=math.inf, idle_s=math.inf)
+ABSOLUTE_TARGET = re.compile(rb"https?://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE)
+"""The authority, and the rest: RFC 9112, section 3.2.2."""
+
+
+def origin_target(target: bytes) -> tuple[bytes, bytes] | None:
+    """Host and path (with its query) of a target that is a whole address."""
+    found = ABSOLUTE_TARGET.fullmatch(target)
+    if found is None:
+        return None
+    host, rest = found[1], found[2] or b""
+    return host, rest if rest.startswith(b"/") else b"/" + rest
+
+
+class StreamChannel(HTTPChannel):  # type: ignore[misc]
+    """One connection of a client. Twisted calls it with what comes in."""
+
+    _path: bytes
+    """Twisted's name for the target of the request whose head is being read."""
+    _is_refused = False
+    _drops_input = False
+    refusal: ApiError | None = None
+    """What its first request is answered with, where the connection is one too many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deadline = ReadDeadline(ENDLESS, time.monotonic())
+
+    def connectionMade(self) -> None:  # noqa: N802
+        super().connectionMade()
+        self.factory.server.clients.opened(self)
+
+    def connectionLost(self, reason: Any) -> None:  # noqa: N802
+        super().connectionLost(reason)
+        self.factory.server.clients.closed(self.transport)
+
+    def dataReceived(self, data: bytes) -> None:  # noqa: N802
+        if self._drops_input:
+            return
+        if self.deadline.reading is Reading.BODY:
+            self.deadline.receive(len(data))
+        elif self.deadline.reading is Reading.WAITING:
+            self.deadline.begin_head(time.monotonic())
+        super().dataReceived(data)
+
+    def allContentReceived(self) -> None:  # noqa: N802
+        self.deadline.stop()
+        super().allContentReceived()
+
+    def requestDone(self, request: Any) -> None:  # noqa: N802
+        """The next request may have come already: it is received again from in here."""
+        self.deadline.wait(time.monotonic())
+        super().requestDone(request)
+
+    def close_overdue(self) -> None:
+        """Called when the deadline has passed."""
+        reading = self.deadline.reading
+        self.deadline.stop()
+        if self.refusal is not None:
+            self._refuse_head(self.refusal)
+        elif reading is Reading.HEAD:
+            self._refuse_head(RequestTimeoutError("head"))
+        elif reading is Reading.BODY:
+            self.requests[-1].refuse(RequestTimeoutError("body"))
+        else:
+            self.loseConnection()
+            self.callLater(LINGER_S, self.forceAbortClient)
+
+    def write(self, data: bytes) -> None:
+        write_at_once(self.transport, data)
+
+    def writeSequence(self, pieces: Iterable[bytes]) -> None:  # noqa: N802
+        self.write(b"".join(pieces))
+
+    def refuse(self, error: ApiError, target: bytes) -> None:
+        """Answers, and gives the client time to read why while it may still be sending."""
+        if self._is_refused:
+            return
+        self._is_refused = True
+        self.deadline.stop()
+        body = self.factory.server.errors_of(target).error_body(error, request_id="")
+        headers = b"".join(b"%s: %s\r\n" % header for header in error_headers(error))
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\nContent-Type: application/json\r\n%s"
+            b"Connection: close\r\nContent-Length: %d\r\n\r\n"
+            % (error.status, HTTPStatus(error.status).phrase.encode(), headers, len(body))
+            + body
+        )
+        self.callLater(LINGER_S, self.forceAbortClient)
+
+    def allHeadersReceived(self) -> None:  # noqa: N802
+        """The host of such a target counts, whatever the header says."""
+        if (origin := origin_target(self._path)) is not None:
+            host, self._path = origin
+            self.requests[-1].requestHeaders.setRawHeaders(b"Host", [host])
+        self.deadline.begin_body(time.monotonic())
+        if self.refusal is not None:
+            self.requests[-1].refuse(self.refusal)
+        super().allHeadersReceived()
+
+    def _send100Continue(self) -> None:  # noqa: N802
+        """Not to a client whose body is refused by its length already."""
+        if not self._is_refused:
+            super()._send100Continue()
+
+    def lineLengthExceeded(self, line: bytes) -> None:  # noqa: N802
+        """``line`` begins with the one that is too long."""
+        if hasattr(self, "_path"):
+            self._refuse_head(HeadersTooLargeError(self.totalHeadersSize))
+            return
+        self._path = line.partition(b" ")[2].partition(b" ")[0]
+        self._refuse_head(TargetTooLongError(self.totalHeadersSize))
+
+    def _respondToBadRequestAndDisconnect(self) -> None:  # noqa: N802
+        """Twisted's name for its empty 400."""
+        if self._receivedHeaderSize > self.totalHeadersSize:
+            self._refuse_head(HeadersTooLargeError(self.totalHeadersSize))
+        elif self._receivedHeaderCount > self.maxHeaders:
+            self._refuse_head(HeadersTooLargeError(self.maxHeaders, "header fields"))
+        else:
+            self._refuse_head(InvalidHttpError("This is no HTTP/1.1 request that can be read."))
+
+    def _refuse_head(self, error: ApiError) -> None:
+        """Nothing after it can be told apart: what still comes is dropped."""
+        self.clearLineBuffer()
+        self._drops_input = True
+        self.refuse(error, getattr(self, "_path", b"/"))
+
+
+def write_at_once(transport: Any, data: bytes) -> None:
+    """Send to the socket at once, and buffer what it does not take. Twisted buffers first and sends
+    in the next round of its loop, which costs a streamed token 10 to 20 % more."""
+    num_sent = transport.writeSomeData(data) if _can_send_now(transport) else 0
+    if not isinstance(num_sent, int):
+        num_sent = 0  # The connection is lost: Twisted sees that when it sends the buffer.
+    if num_sent < len(data):
+        transport.write(data[num_sent:])
+
+
+def _can_send_now(transport: Any) -> bool:
+    """Whether the transport is an open TCP socket with an empty write buffer."""
+    return (
+        isinstance(transport, Connection)
+        and bool(transport.connected)
+        and not transport.disconnecting
+        and not transport.dataBuffer
+        and not transport._tempDataLen
+    )

@@ -1,0 +1,35 @@
+"""ASGI's lifespan, for servers that speak it (Daphne does not; ``run.py`` drains there)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inference.gateway.gateway import Gateway
+from inference.gateway.metrics.endpoint import MetricsEndpoint
+
+METRICS_HOST = "127.0.0.1"
+"""The host of the metrics where nothing else is said: an application does not know where its server
+listens."""
+
+
+class LifespanConsumer:
+    """Starts the gateway with the server and drains it at the end."""
+
+    def __init__(self, gateway: Gateway, metrics: MetricsEndpoint | None = None) -> None:
+        self._gateway = gateway
+        self._metrics = metrics
+
+    async def __call__(self, _scope: Any, receive: Any, send: Any) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                self._gateway.ensure_started()
+                if self._metrics is not None:
+                    self._metrics.start(self._gateway.config.metrics.at(METRICS_HOST))
+                await send({"type": "lifespan.startup.complete"})
+            elif message["type"] == "lifespan.shutdown":
+                await self._gateway.drain(self._gateway.config.drain_s)
+                if self._metrics is not None:
+                    await self._metrics.stop()
+                await send({"type": "lifespan.shutdown.complete"})
+                return

@@ -1,0 +1,136 @@
+"""Which paths are the API's, and which one a wrong path may have meant. Pure.
+
+/v1/chat/completions ──────────────▶ as it is
+/chat/completions ─────────────────▶ /v1/chat/completions    a base URL without /v1
+/openai/v1/chat/completions ───────▶ /v1/chat/completions    as Azure has it
+/v1/v1/chat/completions ───────────▶ no such path; did you mean /v1/chat/completions?
+/admin/ ───────────────────────────▶ None: not the API's
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from inference.gateway.server.azure import api_path_of_azure
+
+VERSION = "/v1"
+KNOWN_PATHS = (
+    "/v1/batches",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/files",
+    "/v1/messages",
+    "/v1/messages/batches",
+    "/v1/messages/count_tokens",
+    "/v1/models",
+    "/v1/rerank",
+    "/v1/score",
+    "/v2/rerank",
+    "/v1/responses",
+    "/v1/responses/compact",
+    "/v1/responses/input_tokens",
+    "/health",
+    "/ping",
+    "/tokenize",
+    "/detokenize",
+    "/tokenizer_info",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
+    "/api/tags",
+    "/api/show",
+)
+"""The paths without a name in them: what a wrong path is compared to."""
+
+OLLAMA_PATHS = frozenset(
+    f"/api/{name}"
+    for name in (
+        *("chat", "generate", "embed", "embeddings", "tags", "show", "ps", "version"),
+        *("pull", "push", "create", "copy", "delete"),
+    )
+)
+"""Exactly these: what else is under /api is Django's."""
+
+ELSEWHERE = {
+    "audio": "This server neither hears nor speaks.",
+    "images": "This server makes no images.",
+    "videos": "This server makes no videos.",
+    "realtime": "This server has no realtime sessions.",
+    "moderations": "This server moderates nothing.",
+    "assistants": "This server has no assistants; /v1/responses keeps conversations.",
+    "threads": "This server has no threads; /v1/responses keeps conversations.",
+    "conversations": "This server has no conversations; /v1/responses goes on from an earlier one.",
+    "uploads": "This server takes files whole: POST /v1/files.",
+    "evals": "This server evaluates nothing.",
+    "fine_tuning": "This server trains nothing.",
+    "vector_stores": "This server keeps no vectors; /v1/embeddings makes them.",
+}
+"""What clients ask of OpenAI's API and there is nothing of here."""
+SERVED = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/embeddings", "/v1/rerank", "/v1/score"),
+)
+
+METRICS = (
+    "Metrics are not served here but on a port of their own: 31314, unless HELEXA_METRICS_LISTEN "
+    "says otherwise."
+)
+REFERENCE = "What there is: /docs."
+"""The page of ``helexa_site.api_reference``."""
+MAX_COMPARED_CHARS = 100
+LEAST_LIKENESS = 0.7
+
+_API_PATH = re.compile(
+    r"/(v1(/.*)?|v2/rerank/?|(v1/)?(score|rerank)/?|health/?|ping/?"
+    r"|(de)?tokenize/?|tokenizer_info/?|openapi\.json)",
+    re.DOTALL,
+)
+_WITHOUT_VERSION = re.compile(
+    r"/(chat/completions|completions|embeddings|messages|messages/count_tokens|models(/.+)?"
+    r"|messages/batches(/.+)?|batches(/.+)?|files(/.+)?"
+    r"|responses(/.+)?)/?",
+    re.DOTALL,
+)
+
+
+def api_path(path: str) -> str | None:
+    """The path by which the API's routes know it; ``None``: it is not the API's."""
+    if path in OLLAMA_PATHS or _API_PATH.fullmatch(path):
+        return path
+    if (of_azure := api_path_of_azure(path)) is not None:
+        return of_azure
+    return VERSION + path if _WITHOUT_VERSION.fullmatch(path) else None
+
+
+def api_path_of(target: bytes) -> str | None:
+    """The same of a request's target, whose query may be there still."""
+    return api_path(target.partition(b"?")[0].decode("latin-1"))
+
+
+def near_path(path: str) -> str | None:
+    """The known path that a wrong one ends with, or that is spelled nearly so."""
+    wanted = path.rstrip("/").lower()
+    for known in sorted(KNOWN_PATHS, key=len, reverse=True):
+        if wanted.endswith((known, known.removeprefix(VERSION))):
+            return known
+    if len(wanted) > MAX_COMPARED_CHARS:
+        return None
+    is_ollamas = wanted.startswith("/api/")
+    compared = [known for known in KNOWN_PATHS if known.startswith("/api/") == is_ollamas]
+    near = difflib.get_close_matches(wanted, compared, n=1, cutoff=LEAST_LIKENESS)
+    return near[0] if near else None
+
+
+def unknown_url(method: str, path: str) -> str:
+    """What a client is told."""
+    kind = path.removeprefix(VERSION).strip("/").partition("/")[0]
+    if kind == "metrics":
+        return METRICS
+    if kind in ELSEWHERE:
+        served = ", ".join(SERVED)
+        return f"{ELSEWHERE[kind]} Models here read and write text: {served}. {REFERENCE}"
+    near = near_path(path)
+    help_ = "" if near is None else f"Did you mean {near}? "
+    return f"There is no {method} {path} here. {help_}{REFERENCE}"

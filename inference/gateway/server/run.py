@@ -1,0 +1,90 @@
+"""Running the gateway under Daphne in this process, and stopping it without breaking answers.
+
+SIGTERM, SIGINT ─▶ stop listening ─▶ drain ≤ HELEXA_DRAIN_SECONDS ─▶ cut the rest short ─▶ stop
+                                     a second signal ─────────────▶
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from inference.descriptors import DescriptorMarks, raise_descriptor_limit
+from inference.gateway.gateway import Gateway
+from inference.gateway.metrics.endpoint import MetricsEndpoint
+from inference.gateway.server.client_connections import ClientConnections
+from inference.gateway.server.daphne_server import DaphneServer
+from inference.gateway.server.open_clients import OpenClients
+from inference.gateway.server.read_deadline import ReadTimeouts
+from inference.logs.setup import configure_logging
+from inference.settings.metrics_listen import MetricsListen
+
+
+def run(host: str, port: int) -> None:
+    """Serves until a signal asks it to stop. Raises ``SystemExit`` with one line when it cannot
+    listen. Call in the main thread."""
+    configure_logging("gateway")
+    from helexa_site.asgi import application, gateway, metrics_endpoint
+    from helexa_site.routing import errors_of
+
+    server = DaphneServer(
+        application,
+        host=host,
+        port=port,
+        max_body_bytes=gateway.config.max_body_bytes,
+        errors_of=errors_of,
+        check_headers=gateway.check_headers,
+        clients=_clients(gateway),
+    )
+    listen = gateway.config.metrics.at(host)
+    server.event_loop.call_soon(_begin, server, gateway, metrics_endpoint, listen)
+    if failure := server.serve():
+        raise SystemExit(f"gateway: cannot listen on {host}:{port}: {failure}")
+
+
+def _clients(gateway: Gateway) -> OpenClients:
+    config = gateway.config
+    connections = ClientConnections(
+        max_per_address=config.max_connections_per_address,
+        trusted_proxies=config.trusted_proxies,
+        marks=DescriptorMarks.of_limit(raise_descriptor_limit()),
+        on_refused=gateway.refusals.observe_connection,
+    )
+    timeouts = ReadTimeouts(
+        head_s=config.head_timeout_s, body_s=config.body_timeout_s, idle_s=config.idle_timeout_s
+    )
+    return OpenClients(connections, timeouts)
+
+
+def _begin(
+    server: DaphneServer, gateway: Gateway, metrics: MetricsEndpoint, listen: MetricsListen | None
+) -> None:
+    gateway.ensure_started()
+    metrics.start(listen)
+    stopper = _Stopper(server, gateway, metrics)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        server.event_loop.add_signal_handler(number, stopper.stop)
+
+
+class _Stopper:
+    """A second signal cuts short what the drain still waits for."""
+
+    def __init__(self, server: DaphneServer, gateway: Gateway, metrics: MetricsEndpoint) -> None:
+        self._server = server
+        self._gateway = gateway
+        self._metrics = metrics
+        self._task: asyncio.Task[None] | None = None
+
+    def stop(self) -> None:
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._drain())
+        else:
+            self._gateway.end_drain()
+
+    async def _drain(self) -> None:
+        self._server.stop_listening()
+        try:
+            await self._gateway.drain(self._gateway.config.drain_s)
+            await self._metrics.stop()
+        finally:
+            self._server.close()

@@ -1,0 +1,273 @@
+"""Answers through the whole gateway: a real Redis between it and a fake neuron."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from fleet.placement import Wait
+from inference.gateway.consumers import generate as generation
+from inference.gateway.consumers import streaming
+from inference.gateway.gateway import Gateway
+from inference.gateway.request import place as placing
+from inference.gateway.request import waiting_room
+from inference.protocol import keys
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    Usage,
+)
+from inference.protocol.generation import ChatInput, Submit, TokensInput
+from inference.protocol.heartbeat import ReplicaStatus
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.bodies import ask
+from tests.inference.gateway.conftest import FakeCatalogue
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing, silent
+from tests.inference.gateway.waiting import until
+
+CHAT = "/v1/chat/completions"
+
+
+async def test_answers_in_one_body(client: AsgiClient, neuron: FakeNeuron) -> None:
+    answer = await client.post(CHAT, ask(temperature=0))
+    assert answer.status == 200
+    choice = answer.json["choices"][0]
+    assert choice["message"]["content"] == "The capital is Paris."
+    assert choice["finish_reason"] == "stop"
+    assert answer.json["usage"]["total_tokens"] == 12
+    assert answer.json["id"] == f"chatcmpl-{answer.headers['x-request-id']}"
+    (submit,) = neuron.frames
+    assert isinstance(submit, Submit) and isinstance(submit.request.input, ChatInput)
+    assert submit.request.sampling.temperature == 0
+
+
+async def test_streams(client: AsgiClient, neuron: FakeNeuron) -> None:
+    answer = await client.post(CHAT, ask(stream=True, stream_options={"include_usage": True}))
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["cache-control"] == "no-cache"
+    *chunks, usage, done = answer.chunks
+    assert done == "[DONE]"
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 5
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(texts) == "The capital is Paris."
+    assert len(chunks) == 6
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_streams_tell_their_usage_unasked_where_the_operator_wants_it(
+    gateway: Gateway, client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    """HELEXA_ALWAYS_STREAM_USAGE: for clients that track their context without asking."""
+    *_, last, _done = (await client.post(CHAT, ask(stream=True))).chunks
+    assert "usage" not in last
+    gateway.config = _with(gateway.config, always_stream_usage=True)
+    *_, last, _done = (await client.post(CHAT, ask(stream=True))).chunks
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 5
+
+
+async def test_completions_take_token_ids(client: AsgiClient, neuron: FakeNeuron) -> None:
+    body = {"model": "tiny", "prompt": [1, 2, 3], "stream": True}
+    answer = await client.post("/v1/completions", body)
+    assert "".join(chunk["choices"][0]["text"] for chunk in answer.chunks[:-1]) == (
+        "The capital is Paris."
+    )
+    (submit,) = neuron.frames
+    assert isinstance(submit, Submit) and submit.request.input == TokensInput(prompts=[[1, 2, 3]])
+
+
+async def test_an_alias_is_resolved_and_echoed(client: AsgiClient, neuron: FakeNeuron) -> None:
+    answer = await client.post(CHAT, ask(model="gpt-4o"))
+    assert answer.json["model"] == "gpt-4o"
+    (submit,) = neuron.frames
+    assert isinstance(submit, Submit) and submit.model == "tiny"
+
+
+async def test_unknown_model(client: AsgiClient, neuron: FakeNeuron) -> None:
+    answer = await client.post(CHAT, ask(model="huge"))
+    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+    assert answer.error["param"] == "model"
+
+
+async def test_many_at_once_are_all_answered(client: AsgiClient, neuron: FakeNeuron) -> None:
+    answers = await asyncio.gather(
+        *(client.post(CHAT, ask(stream=index % 2 == 0)) for index in range(60))
+    )
+    assert {answer.status for answer in answers} == {200}
+    assert len({answer.headers["x-request-id"] for answer in answers}) == 60
+    assert len(neuron.frames) == 60
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("script", [endless, silent])
+async def test_leaving_cancels(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, stream: bool, script: Any
+) -> None:
+    neuron.script = script
+    exchange = client.open("POST", CHAT, ask(stream=stream))
+    async with asyncio.timeout(60):
+        submit = await neuron.submitted.get()
+        if stream and script is endless:
+            await exchange.until(b"on and")
+        exchange.leave()
+        assert await neuron.cancelled.get() == submit.request_id
+        await exchange.finish()
+        await until(lambda: not len(gateway.streams))  # the neuron's last word is there
+
+
+async def test_a_finished_request_is_not_cancelled(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    await client.post(CHAT, ask())
+    await gateway.dispatcher.close(10)
+    assert neuron.cancelled.empty() and len(gateway.streams) == 0
+
+
+async def test_a_model_is_loaded_on_demand_and_the_stream_kept_alive(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    catalogue: FakeCatalogue,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(waiting_room, "LOOK_INTERVAL_S", 0.02)
+    neuron.status = None
+    await neuron.beat()
+    exchange = client.open("POST", CHAT, ask(stream=True))
+    told = b": waiting: tiny is loading on beast\n\n"
+    await exchange.until(told + told)
+    assert exchange.status == 200
+    assert catalogue.loads == [("tiny", "beast")]
+    neuron.status = ReplicaStatus.LOADING
+    await neuron.beat()
+    await asyncio.sleep(0.3)
+    neuron.status = ReplicaStatus.READY
+    await neuron.beat()
+    await exchange.finish()
+    assert exchange.chunks[-1] == "[DONE]"
+    assert catalogue.loads == [("tiny", "beast")]
+
+
+async def test_a_stream_that_waits_says_how_the_load_goes(
+    gateway: Gateway,
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Comments, which readers of server-sent events skip."""
+    monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.02)
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.02)
+    wait = Wait(
+        neuron="beast",
+        model="tiny",
+        reason="tiny is loading on beast (preflight)",
+        eta_s=11.7,
+        share=0.4,
+    )
+    monkeypatch.setattr(placing, "place", lambda *_, **__: wait)
+    neuron.status = ReplicaStatus.LOADING
+    await neuron.beat()
+    exchange = client.open("POST", CHAT, ask(stream=True))
+    await exchange.until(
+        b": waiting: tiny is loading on beast (preflight), 40%, about 12 s left\n\n"
+    )
+    assert gateway.placer.wait_of("tiny") == wait
+    exchange.leave()
+    await exchange.finish()
+    assert gateway.placer.wait_of("tiny") is None
+
+
+async def test_leaving_while_it_loads_stops_the_wait(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    neuron.status = ReplicaStatus.LOADING
+    await neuron.beat()
+    exchange = client.open("POST", CHAT, ask(stream=True))
+    await asyncio.sleep(0.1)
+    exchange.leave()
+    await exchange.finish()
+    assert exchange.status == 0 and not neuron.frames
+
+
+async def test_a_load_past_the_deadline_is_refused_with_a_time_to_come_back(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    neuron.status = ReplicaStatus.LOADING
+    await neuron.beat()
+    gateway.config = _with(gateway.config, request_timeout_s=0)
+    answer = await client.post(CHAT, ask())
+    assert (answer.status, answer.error["code"]) == (503, "model_loading")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_no_token_by_the_deadline(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    neuron.script = silent
+    gateway.config = _with(gateway.config, request_timeout_s=1)
+    answer = await client.post(CHAT, ask())
+    assert (answer.status, answer.error["code"]) == (503, "deadline_exceeded")
+    assert await asyncio.wait_for(neuron.cancelled.get(), 60)
+
+
+async def test_the_deadline_is_for_the_first_token_only(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    async def slow(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
+        yield [Delta(request_id=submit.request_id, text="slow")]
+        await asyncio.sleep(1.2)
+        usage = Usage(prompt_tokens=1, completion_tokens=1)
+        yield [
+            ChoiceFinished(request_id=submit.request_id, reason="length"),
+            Finished(request_id=submit.request_id, usage=usage),
+        ]
+
+    neuron.script = slow
+    gateway.config = _with(gateway.config, request_timeout_s=1)
+    answer = await client.post(CHAT, ask())
+    assert answer.json["choices"][0]["finish_reason"] == "length"
+
+
+async def test_the_gateway_is_alive_before_its_first_submit(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, redis_client: redis.asyncio.Redis
+) -> None:
+    alive = []
+
+    async def look(submit: Submit) -> AsyncIterator[list[Event]]:
+        alive.append(await redis_client.exists(keys.gateway_alive_key(submit.gateway_id)))
+        async for events in failing(submit):
+            yield events
+
+    neuron.script = look
+    await client.post(CHAT, ask())
+    assert alive == [1]
+
+
+async def test_an_empty_inbox_is_rung(
+    client: AsgiClient, redis_client: redis.asyncio.Redis
+) -> None:
+    quiet = FakeNeuron(redis_client)
+    await quiet.beat()
+    exchanges = [client.open("POST", CHAT, ask()) for _ in range(3)]
+    async with asyncio.timeout(60):
+        while await redis_client.xlen(keys.inbox_key("beast")) < 3:
+            await asyncio.sleep(0.01)
+    assert await redis_client.llen(keys.neuron_queue("beast")) == 1
+    for exchange in exchanges:
+        exchange.leave()
+        await exchange.finish()
+
+
+def _with(config: Any, **changes: Any) -> Any:
+    return replace(config, **changes)

@@ -1,0 +1,175 @@
+"""What a card says when several replicas hold a model: only what holds for each of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.catalogue import CatalogueEntry
+from fleet.measurements import MeasuredLoad
+from fleet.snapshot import Absence, FleetSnapshot, NeuronView, ReplicaView
+from inference.gateway.consumers.models import model_card
+from inference.protocol.heartbeat import Capability, DeviceInfo, ReplicaStatus
+from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
+from inference.wire.model_card import ModelPrices, own_fields
+
+ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny")
+
+
+def neuron(
+    name: str,
+    *capabilities: Capability,
+    status: ReplicaStatus = ReplicaStatus.READY,
+    digest: str = "",
+) -> NeuronView:
+    replica = ReplicaView(
+        neuron=name,
+        model="tiny",
+        job_id="job",
+        status=status,
+        status_age_s=1.0,
+        capabilities=capabilities,
+        spec_digest=digest,
+    )
+    return NeuronView(name=name, epoch="e", version="0", devices=(), replicas=(replica,))
+
+
+def test_what_every_ready_replica_can_do() -> None:
+    snapshot = FleetSnapshot(
+        neurons=(
+            neuron("a", "chat", "tool_call", "reasoning"),
+            neuron("b", "chat", "reasoning"),
+            neuron("c", status=ReplicaStatus.LOADING),
+        )
+    )
+    card = model_card(ENTRY, snapshot)
+    assert card.capabilities == ("chat", "reasoning")
+    assert [(place.node, place.status) for place in card.locations] == [
+        ("a", "loaded"),
+        ("b", "loaded"),
+        ("c", "loading"),
+    ]
+
+
+def measured(context_tokens: int | None, *capabilities: str) -> MeasuredLoad:
+    return MeasuredLoad(
+        neuron="beast",
+        device_kind="cpu",
+        load_bytes=1,
+        process_bytes=1,
+        kv_token_bytes=1,
+        memory_correction_bytes=0,
+        prefill_speed=None,
+        context_tokens=context_tokens,
+        capabilities=None if context_tokens is None else capabilities,
+    )
+
+
+@pytest.mark.parametrize(
+    ("loads", "settings", "context", "tool_call"),
+    [
+        ((), {}, None, None),
+        ((), {"max_context_tokens": 64}, 64, None),
+        ((measured(None),), {}, None, None),
+        ((measured(1024, "chat", "tool_call"),), {}, 1024, True),
+        ((measured(1024, "chat", "tool_call"), measured(512, "chat")), {}, 512, False),
+        ((measured(1024, "chat"),), {"max_context_tokens": 64}, 64, False),
+    ],
+)
+def test_what_is_known_of_a_model_that_is_not_loaded(
+    loads: tuple[MeasuredLoad, ...], settings: Any, context: int | None, tool_call: bool | None
+) -> None:
+    entry = replace(ENTRY, measured_loads=loads, **settings)
+    fields = own_fields(model_card(entry, FleetSnapshot(neurons=())))
+    limit = fields["limit"]
+    assert (limit and limit["context"], fields["tool_call"]) == (context, tool_call)
+    assert (fields["status"], fields["loaded"]) == ("unloaded", False)
+
+
+def test_prices_are_the_catalogues() -> None:
+    assert model_card(ENTRY, FleetSnapshot(neurons=())).prices is None
+    priced = replace(
+        ENTRY,
+        input_price_micro_usd=3,
+        cached_input_price_micro_usd=1,
+        output_price_micro_usd=5,
+    )
+    card = model_card(priced, FleetSnapshot(neurons=()))
+    assert card.prices == ModelPrices(
+        input_micro_usd=3, cached_input_micro_usd=1, output_micro_usd=5
+    )
+
+
+@pytest.mark.parametrize(
+    ("digests", "status"),
+    [
+        (["old"], "outdated"),
+        (["old", "older"], "outdated"),
+        (["old", ENTRY.spec_digest()], "ready"),
+        ([""], "ready"),
+    ],
+)
+def test_a_model_is_outdated_where_all_that_is_ready_is(digests: list[str], status: str) -> None:
+    names = "abc"
+    snapshot = FleetSnapshot(
+        neurons=tuple(
+            neuron(name, digest=digest) for name, digest in zip(names, digests, strict=False)
+        )
+    )
+    card = model_card(ENTRY, snapshot)
+    assert card.status == status
+    assert [place.node for place in card.locations] == list(names[: len(digests)])
+
+
+def test_nothing_is_known_before_one_is_ready() -> None:
+    card = model_card(ENTRY, FleetSnapshot(neurons=(neuron("a", status=ReplicaStatus.LOADING),)))
+    assert card.capabilities is None and card.status == "loading"
+    (place,) = own_fields(card)["locations"]
+    assert place == {"node": "a", "status": "loading", "vram_estimate_mb": None}
+    assert own_fields(card)["loaded"] is False
+
+
+def state(status: ReplicaStatus, **changes: Any) -> FleetSnapshot:
+    (held,) = neuron("a", status=status).replicas
+    view = replace(neuron("a"), replicas=(replace(held, **changes),))
+    return FleetSnapshot(neurons=(view,))
+
+
+def test_a_load_says_how_far_it_is() -> None:
+    progress = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=3, unit="tensors")
+    card = model_card(ENTRY, state(ReplicaStatus.LOADING, progress=progress, status_age_s=10.0))
+    told = own_fields(card)
+    assert (told["status"], told["loaded"]) == ("loading", False)
+    assert told["progress"] == {
+        "stage": "weights",
+        "done": 1,
+        "total": 3,
+        "unit": "tensors",
+        "eta_s": 20.0,
+    }
+
+
+def test_a_model_that_cannot_be_loaded_says_why() -> None:
+    failure = LoadFailure(code="unknown_architecture", message="no such thing as a walrus")
+    told = own_fields(model_card(ENTRY, state(ReplicaStatus.FAILED, failure=failure)))
+    assert told["status"] == "failed"
+    assert told["status_reason"] == "a: no such thing as a walrus"
+    assert told["feasible_on"] == ()
+
+
+def test_a_model_whose_neuron_blinks_is_recovering() -> None:
+    absent = (Absence(neuron=neuron("a"), silent_s=3.0),)
+    told = own_fields(model_card(ENTRY, FleetSnapshot(neurons=(), absent=absent)))
+    assert (told["status"], told["status_reason"]) == ("recovering", "a has just fallen silent")
+
+
+def test_it_is_feasible_where_it_could_go_once_others_have_left() -> None:
+    card = DeviceInfo(
+        index=0, kind="cuda", name="", total_memory_bytes=24 << 30, free_memory_bytes=0
+    )
+    full = NeuronView(name="full", epoch="e", version="0", devices=(card,), replicas=())
+    snapshot = FleetSnapshot(neurons=(full,))
+    assert model_card(replace(ENTRY, weight_bytes=9 << 30), snapshot).feasible_on == ("full",)
+    assert model_card(replace(ENTRY, weight_bytes=99 << 30), snapshot).feasible_on == ()

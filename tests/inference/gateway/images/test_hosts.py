@@ -1,0 +1,233 @@
+"""Addresses of images: whom the gateway may ask, and that it asks nobody else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import orjson
+import pytest
+
+from inference.gateway.images import fetch as image_fetch
+from inference.gateway.images.fetch import ImageFetchError, fetch_image
+from inference.gateway.images.hosts import ImageAddressError, check_resolved, image_address
+from inference.gateway.images.request_images import ImageReader
+from inference.protocol.generation import ChatInput
+from inference.wire import openai_chat
+from inference.wire.dialect import NO_CONTEXT
+from inference.wire.errors import InvalidImageError
+from inference.wire.images import ImageFile, ImageRules
+from inference.wire.openai_chat import ChatRequest
+from tests.inference.image_files import png
+
+CAT = png(30, 20)
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts"),
+    [
+        ("https://images.example.org/a.png?b=1", ("images.example.org",)),
+        ("https://IMAGES.example.org/a.png", ("images.example.org",)),
+        ("http://images.example.org:80/a.png", ("images.example.org",)),
+        ("https://a.cdn.example.org/", ("*.cdn.example.org",)),
+        ("https://anywhere.example/", ("*",)),
+        ("http://10.0.0.5:8080/a.png", ("10.0.0.5:8080",)),
+        ("http://[::1]:8080/a.png", ("[::1]:8080",)),
+    ],
+)
+def test_hosts_that_are_named(url: str, hosts: tuple[str, ...]) -> None:
+    assert image_address(url, hosts).target.startswith("/")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.org/",
+        "https://evil-cdn.example.org/",
+        "https://cdn.example.org.evil.example/",
+        "https://images.example.org:8443/",
+        "https://images.example.org@evil.example/",
+        "https://user:word@images.example.org/",
+        "https://images.example.org\\@evil.example/",
+        "ftp://images.example.org/",
+        "file:///etc/passwd",
+        "https:///a.png",
+        "https://[::1/",
+        "https://images.example.org:99999/",
+        "https://images.example.org/a\r\nHost: evil",
+    ],
+)
+def test_hosts_that_are_not(url: str) -> None:
+    with pytest.raises(ImageAddressError):
+        image_address(url, ("images.example.org", "*.cdn.example.org"))
+
+
+@pytest.mark.parametrize(
+    "resolved",
+    [
+        "127.0.0.1",
+        "10.1.2.3",
+        "172.16.0.1",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::1",
+        "::",
+        "fe80::1%eth0",
+        "fd00::1",
+        "::ffff:127.0.0.1",
+        "64:ff9b::7f00:1",
+        "2002:7f00:1::",
+    ],
+)
+def test_a_name_may_not_lead_inside(resolved: str) -> None:
+    anywhere = image_address("https://rebound.example/", ("*",))
+    with pytest.raises(ImageAddressError):
+        check_resolved(anywhere, [resolved])
+    with pytest.raises(ImageAddressError):
+        check_resolved(anywhere, ["93.184.216.34", resolved])
+
+
+def test_names_may_lead_outside_and_named_hosts_anywhere() -> None:
+    check_resolved(image_address("https://a.example/", ("*",)), ["93.184.216.34", "2606:4700::1"])
+    check_resolved(image_address("http://nas.lan/", ("nas.lan",)), ["192.168.1.7"])
+
+
+DRIP_S, DRIP_INTERVAL_S = 60.0, 0.05
+
+
+class _Pictures(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        match self.path:
+            case "/cat.png":
+                self._answer(200, CAT)
+            case "/moved":
+                self._answer(302, b"", ("Location", "/cat.png"))
+            case "/away":
+                self._answer(302, b"", ("Location", "http://127.0.0.2:1/cat.png"))
+            case "/drip":
+                self._drip()
+            case "/round":
+                self._answer(302, b"", ("Location", "/round"))
+            case _:
+                self._answer(404, b"nothing")
+
+    def _answer(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:
+        self.send_response(status)
+        for name, value in (*headers, ("Content-Length", str(len(body)))):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _drip(self) -> None:
+        """Headers without an end, a byte now and then, until the client leaves; for a minute."""
+        self.send_response(200)
+        self.flush_headers()
+        with suppress(OSError):
+            for _ in range(round(DRIP_S / DRIP_INTERVAL_S)):
+                self.wfile.write(b"X")
+                time.sleep(DRIP_INTERVAL_S)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Pictures)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize("path", ["/cat.png", "/moved"])
+def test_an_image_is_fetched(host: str, path: str) -> None:
+    assert fetch_image(f"http://{host}{path}", (host,), max_bytes=len(CAT)) == CAT
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("/none.png", "status 404"),
+        ("/away", "not fetched from this host"),
+        ("/round", "leads on too often"),
+    ],
+)
+def test_why_it_is_not(host: str, path: str, problem: str) -> None:
+    with pytest.raises(ImageFetchError, match=problem):
+        fetch_image(f"http://{host}{path}", (host,), max_bytes=1000)
+
+
+def test_a_redirect_leads_to_no_other_host_that_is_allowed(host: str) -> None:
+    with pytest.raises(ImageFetchError, match="leads to another host"):
+        fetch_image(f"http://{host}/away", (host, "127.0.0.2:1"), max_bytes=1000)
+
+
+def test_an_image_too_large_is_not_read_to_its_end(host: str) -> None:
+    with pytest.raises(ImageFetchError, match="more than 10 bytes"):
+        fetch_image(f"http://{host}/cat.png", (host,), max_bytes=10)
+
+
+def test_time_is_bounded(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_fetch, "TIME_LIMIT_S", 0.0)
+    with pytest.raises(ImageFetchError, match="could not be fetched"):
+        fetch_image(f"http://{host}/cat.png", (host,), max_bytes=1000)
+
+
+def test_a_host_that_drips_its_headers_is_left(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_fetch, "TIME_LIMIT_S", 0.5)
+    began_s = time.monotonic()
+    with pytest.raises(ImageFetchError, match="could not be fetched"):
+        fetch_image(f"http://{host}/drip", (host,), max_bytes=1000)
+    assert time.monotonic() - began_s < DRIP_S, "long before the host would have ended"
+
+
+def test_a_host_inside_is_not_asked_by_a_pattern(host: str) -> None:
+    port = host.split(":")[1]
+    with pytest.raises(ImageFetchError, match="not fetched from this host"):
+        fetch_image(f"http://localhost:{port}/cat.png", ("*",), max_bytes=1000)
+    with pytest.raises(ImageFetchError, match="not fetched from this host"):
+        fetch_image("http://localhost/cat.png", ("*",), max_bytes=1000)
+
+
+def _asking(url: str) -> Callable[[], ChatRequest]:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": [part]}]}
+    return partial(openai_chat.parse, orjson.dumps(body), NO_CONTEXT)
+
+
+async def test_a_body_is_read_with_what_was_fetched_for_it(host: str) -> None:
+    reader = ImageReader(ImageRules(fetches=True), (host,))
+    parsed = await reader.parsed(_asking(f"http://{host}/cat.png"), num_bytes=100)
+    assert isinstance(parsed.generation.input, ChatInput)
+    (image,) = parsed.generation.input.messages[0].images
+    assert isinstance(image, ImageFile)
+    assert image.data == CAT
+
+
+async def test_a_refusal_names_the_image_that_could_not_be_fetched(host: str) -> None:
+    reader = ImageReader(ImageRules(fetches=True), (host,))
+    with pytest.raises(InvalidImageError, match="status 404") as refused:
+        await reader.parsed(_asking(f"http://{host}/none.png"), num_bytes=100)
+    assert refused.value.param == "messages[0].content[0].image_url.url"
+
+
+def test_a_resolver_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(image_fetch, "TIME_LIMIT_S", 0.2)
+    monkeypatch.setattr(image_fetch.socket, "getaddrinfo", lambda *_, **__: answers.wait(60))
+    try:
+        with pytest.raises(ImageFetchError, match="could not be fetched"):
+            fetch_image("https://images.example.org/a.png", ("*",), max_bytes=1000)
+    finally:
+        answers.set()

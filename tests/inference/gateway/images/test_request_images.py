@@ -1,0 +1,237 @@
+"""Images through the gateway: beside the inbox to the neuron, kept with conversations, refused by
+what the model can do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+import redis.asyncio
+
+from inference.gateway.images.request_images import image_rules, without_files
+from inference.gateway.request.token_bounds import prompt_bound, token_bounds
+from inference.protocol.events import Event
+from inference.protocol.generation import ChatInput, GenerationRequest, Submit
+from inference.protocol.images import ImageRef, VisionInput
+from inference.protocol.keys import images_key
+from inference.wire import openai_chat
+from inference.wire.errors import InvalidImageError
+from inference.wire.images import ImageFile, ImageRules
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.conftest import MakeClient
+from tests.inference.gateway.fake_neuron import FakeNeuron, paris
+from tests.inference.gateway.responses_support import counts
+from tests.inference.image_files import base64_of, data_uri, png
+
+CHAT = "/v1/chat/completions"
+CAT, DOG = png(30, 20), png(64, 64)
+QWEN = VisionInput(pad_token_id=1, patch_px=16, merge=2, min_pixels=65_536, max_pixels=16_777_216)
+
+
+def ask(*images: str, **more: Any) -> dict[str, Any]:
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in images]
+    content = [{"type": "text", "text": "What is this?"}, *parts]
+    return {"model": "tiny", "messages": [{"role": "user", "content": content}], **more}
+
+
+def said(*images: str) -> GenerationRequest:
+    return openai_chat.parse(msgspec.json.encode(ask(*images))).generation
+
+
+class Found:
+    """What the neuron found beside its inbox, by request."""
+
+    def __init__(self, neuron: FakeNeuron) -> None:
+        self.neuron = neuron
+        self.files: list[set[bytes]] = []
+        self.expiries_s: list[int] = []
+        self.submits: list[Submit] = []
+
+    async def script(self, submit: Submit) -> AsyncIterator[list[Event]]:
+        key = images_key(self.neuron.name, submit.request_id)
+        self.submits.append(submit)
+        self.files.append(set((await self.neuron.client.hgetall(key)).values()))
+        self.expiries_s.append(await self.neuron.client.ttl(key))
+        async for events in paris(submit):
+            yield events
+
+    @property
+    def images(self) -> list[ImageRef]:
+        """Of the last request."""
+        chat = self.submits[-1].request.input
+        assert isinstance(chat, ChatInput)
+        return [image for message in chat.messages for image in message.images]
+
+
+@pytest_asyncio.fixture
+async def found(neuron: FakeNeuron) -> Found:
+    neuron.capabilities = ["chat", "vision"]
+    await neuron.beat()
+    made = Found(neuron)
+    neuron.script = made.script
+    return made
+
+
+async def gone(client: redis.asyncio.Redis, key: str) -> None:
+    async with asyncio.timeout(60):
+        while await client.exists(key):
+            await asyncio.sleep(0.01)
+
+
+ANTHROPIC = {
+    "model": "tiny",
+    "max_tokens": 9,
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "image",
+                    "source": {
+                        "type": "base64",
+                        "media_type": "image/png",
+                        "data": base64_of(CAT),
+                    },
+                }
+            ],
+        }
+    ],
+}
+OLLAMA = {
+    "model": "tiny",
+    "stream": False,
+    "messages": [{"role": "user", "content": "What?", "images": [base64_of(CAT)]}],
+}
+RESPONSES = {
+    "model": "tiny",
+    "store": False,
+    "input": [{"role": "user", "content": [{"type": "input_image", "image_url": data_uri(CAT)}]}],
+}
+ASKED = [
+    (CHAT, ask(data_uri(CAT))),
+    ("/v1/messages", ANTHROPIC),
+    ("/api/chat", OLLAMA),
+    ("/v1/responses", RESPONSES),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ASKED)
+async def test_images_go_beside_the_inbox_and_are_deleted(
+    client: AsgiClient, found: Found, path: str, body: dict[str, Any]
+) -> None:
+    answer = await client.post(path, body)
+    assert answer.status == 200
+    (image,) = found.images
+    assert found.files == [{CAT}]
+    assert (image.width_px, image.height_px, image.num_bytes) == (30, 20, len(CAT))
+    assert type(image) is ImageRef
+    (expiry_s,) = found.expiries_s
+    assert 0 < expiry_s <= 81
+    await gone(found.neuron.client, images_key("beast", found.submits[0].request_id))
+
+
+@pytest.mark.parametrize(("path", "body"), ASKED)
+async def test_a_model_that_reads_text_is_not_sent_images(
+    client: AsgiClient, neuron: FakeNeuron, path: str, body: dict[str, Any]
+) -> None:
+    answer = await client.post(path, body)
+    assert answer.status == 400
+    assert b"vision_unsupported" in answer.body
+    assert b"reads text only" in answer.body
+    assert neuron.frames == []
+
+
+async def test_two_images_and_one_twice(client: AsgiClient, found: Found) -> None:
+    await client.post(CHAT, ask(data_uri(CAT), data_uri(DOG), data_uri(CAT)))
+    assert found.files == [{CAT, DOG}]
+    assert len(found.images) == 3
+
+
+async def test_counting_sends_no_bytes(client: AsgiClient, found: Found) -> None:
+    there = []
+
+    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
+        there.append(await found.neuron.client.exists(images_key("beast", submit.request_id)))
+        found.submits.append(submit)
+        async for events in counts(submit):
+            yield events
+
+    found.neuron.script = script
+    asked = {name: ANTHROPIC[name] for name in ("model", "messages")}
+    answer = await client.post("/v1/messages/count_tokens", asked)
+    assert answer.json == {"input_tokens": 42}
+    assert [image.width_px for image in found.images] == [30]
+    assert there == [0]
+
+
+async def test_the_operators_bounds_are_told(make_client: MakeClient, found: Found) -> None:
+    client = make_client(max_images=1, max_images_bytes=len(CAT) + 1, max_image_pixels=4096)
+    many = await client.post(CHAT, ask(data_uri(CAT), data_uri(CAT)))
+    assert (many.status, many.error["code"]) == (400, "invalid_image")
+    assert many.error["param"] == "messages[0].content[2].image_url.url"
+    assert "2 images; at most 1" in many.error["message"]
+    large = await client.post(CHAT, ask(data_uri(png(64, 65))))
+    assert "4,160 pixels" in large.error["message"]
+    assert found.submits == []
+
+
+def test_together_they_are_bounded_in_bytes() -> None:
+    rules = ImageRules(max_total_bytes=len(CAT) + len(DOG) - 1)
+    with pytest.raises(InvalidImageError, match="together") as refused:
+        without_files(said(data_uri(CAT), data_uri(DOG)), rules)
+    assert refused.value.param == "messages[0].content[2].image_url.url"
+
+
+def test_what_travels_holds_no_bytes() -> None:
+    request, files = without_files(said(data_uri(CAT)), ImageRules())
+    assert [file.data for file in files] == [CAT]
+    assert base64_of(CAT).encode() not in msgspec.json.encode(request)
+    assert not any(isinstance(one, ImageFile) for one in request.input.messages[0].images)  # type: ignore[union-attr]
+
+
+def test_what_an_image_may_cost_is_known_from_its_size() -> None:
+    bare, _ = without_files(said(), ImageRules())
+    one, _ = without_files(said(data_uri(DOG)), ImageRules())
+    assert 64 <= prompt_bound(one, QWEN) - prompt_bound(bare, QWEN) <= 64 + 8
+    small = VisionInput(pad_token_id=1, patch_px=16, merge=2, min_pixels=64, max_pixels=65_536)
+    assert 4 <= prompt_bound(one, small) - prompt_bound(bare, small) <= 4 + 8
+    assert prompt_bound(one) >= prompt_bound(one, QWEN)
+    bounds = token_bounds(one, context_tokens=None, max_output_tokens=None, vision=QWEN)
+    assert 64 <= bounds.exact_tokens <= 64 + 8
+    assert (
+        bounds.exact_tokens + bounds.text_bound == bounds.prompt_tokens == prompt_bound(one, QWEN)
+    )
+
+
+def test_bounds_are_the_operators(config: Any) -> None:
+    rules = image_rules(config)
+    assert (rules.max_images, rules.fetches) == (config.max_images, False)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("kept")
+async def test_conversations_keep_their_images(client: AsgiClient, found: Found) -> None:
+    first = await client.post("/v1/responses", RESPONSES | {"store": True})
+    assert first.status == 200, first.body
+    second = await client.post(
+        "/v1/responses",
+        {"model": "tiny", "input": "And now?", "previous_response_id": first.json["id"]},
+    )
+    assert second.status == 200, second.body
+    assert found.files == [{CAT}, {CAT}]
+    listed = await client.get(f"/v1/responses/{first.json['id']}/input_items")
+    (item,) = listed.json["data"]
+    assert item["content"] == [
+        {"type": "input_image", "image_url": data_uri(CAT), "detail": "auto"}
+    ]
+    deleted = await client.open("DELETE", f"/v1/responses/{first.json['id']}").finish()
+    assert deleted.status == 200
+    third = await client.post(
+        "/v1/responses",
+        {"model": "tiny", "input": "x", "previous_response_id": second.json["id"]},
+    )
+    assert third.status == 400

@@ -1,0 +1,148 @@
+"""No request hangs that its neuron does not know, and none is worked on that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import redis
+
+from inference.gateway.gateway import Gateway
+from inference.protocol import keys
+from inference.protocol.events import Accepted, Delta, Event
+from inference.protocol.generation import Submit
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.bodies import ask
+from tests.inference.gateway.fake_neuron import FakeNeuron, silent
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(autouse=True)
+def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two looks are still further apart than the reader's read, whose end says what has come."""
+    monkeypatch.setattr("inference.gateway.gateway.LOOK_INTERVAL_S", 0.2)
+    monkeypatch.setattr("inference.gateway.redis.event_reader.BLOCK_MS", 100)
+
+
+async def halting(submit: Submit) -> AsyncIterator[list[Event]]:
+    """Its last events get lost."""
+    yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
+    yield [Delta(request_id=submit.request_id, text="The")]
+    await asyncio.Event().wait()
+
+
+async def say(neuron: FakeNeuron, gateway: Gateway, *held: str, **more: Any) -> None:
+    """Until cancelled."""
+    while True:
+        await neuron.hold({gateway.gateway_id: list(held)}, **more)
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_that_its_neuron_does_not_know_is_failed_once(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, stream: bool
+) -> None:
+    neuron.script = halting
+    exchange = client.open("POST", CHAT, ask(stream=stream))
+    await asyncio.wait_for(neuron.submitted.get(), 60)
+    saying = asyncio.create_task(say(neuron, gateway, "another"))
+    await exchange.finish()
+    saying.cancel()
+    error = exchange.chunks[-1]["error"] if stream else exchange.error
+    assert error["code"] == "request_lost"
+    assert exchange.status == (200 if stream else 503)
+
+
+async def test_a_gateway_that_is_not_named_has_nothing_there(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    neuron.script = silent
+    exchange = client.open("POST", CHAT, ask())
+    await asyncio.wait_for(neuron.submitted.get(), 60)
+
+    async def say_nothing() -> None:
+        while True:
+            await neuron.hold({})
+            await asyncio.sleep(0.05)
+
+    saying = asyncio.create_task(say_nothing())
+    await exchange.finish()
+    saying.cancel()
+    assert exchange.error["code"] == "request_lost"
+
+
+@pytest.mark.parametrize("what", ["held", "behind", "old", "nothing"])
+async def test_what_is_held_or_may_have_ended_goes_on(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    gateway: Gateway,
+    what: str,
+) -> None:
+    neuron.script = silent
+    exchange = client.open("POST", CHAT, ask())
+    submit = await asyncio.wait_for(neuron.submitted.get(), 60)
+    saying = None
+    match what:
+        case "held":
+            saying = asyncio.create_task(say(neuron, gateway, submit.request_id))
+        case "behind":
+            saying = asyncio.create_task(say(neuron, gateway, is_behind=True))
+        case "old":
+            await neuron.hold({})
+        case "nothing":
+            pass
+    await asyncio.sleep(2.0)
+    assert not exchange.ended.is_set()
+    if saying is not None:
+        saying.cancel()
+    exchange.leave()
+    await exchange.finish()
+
+
+async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    assert (await client.post(CHAT, ask())).status == 200
+    saying = asyncio.create_task(say(neuron, gateway, "forgotten"))
+    for _ in range(2):
+        assert await asyncio.wait_for(neuron.cancelled.get(), 60) == "forgotten"
+    saying.cancel()
+
+
+async def test_a_list_that_is_not_understood_is_logged_once_a_minute(
+    gateway: Gateway, neuron: FakeNeuron, redis_db: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was logged at each look, which is each second."""
+    gateway.ensure_started()
+    for number in range(5):
+        redis_db.hset(keys.held_key(neuron.name), gateway.gateway_id, b"junk %d" % number)
+        await gateway._held.look([neuron.name])
+    lines = [one for one in caplog.records if "lists as held" in one.getMessage()]
+    assert len(lines) == 1
+
+
+async def test_a_neuron_that_takes_no_frames_fills_no_redis_and_no_log(
+    client: AsgiClient,
+    gateway: Gateway,
+    redis_client: redis.asyncio.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It listed requests that nobody had sent, and each second was told to cancel them."""
+    monkeypatch.setattr("inference.gateway.redis.inbox.MAX_INBOX_FRAMES", 600)
+    caplog.set_level(logging.INFO)
+    evil = FakeNeuron(redis_client, name="evil")
+    await client.get("/health")
+    for _ in range(6):
+        ids = [f"{number}" for number in range(300)]
+        await evil.hold({gateway.gateway_id: [*ids, "x" * 1000]})
+        await gateway._held.look(["evil"])
+        await gateway.dispatcher.close(60)
+    frames: Any = await redis_client.xrange(keys.inbox_key("evil"))
+    assert 600 <= len(frames) < 600 + 300
+    assert all(len(fields[keys.INBOX_FRAME_FIELD]) < 100 for _, fields in frames)
+    assert len(caplog.messages) < 20

@@ -1,0 +1,257 @@
+"""Ollama's API through its own SDK, and what only a client by hand can see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import ollama
+import pytest
+import pytest_asyncio
+
+from inference.gateway.consumers import generate as generation
+from inference.gateway.gateway import Gateway
+from inference.gateway.ollama import pull as ollama_pull
+from inference.gateway.server.paths import OLLAMA_PATHS
+from inference.protocol.events import Accepted, Embedded, Event, TokensCounted, Usage
+from inference.protocol.generation import ChatInput, GenerationRequest, Submit, TokenCountRequest
+from inference.wire.ollama_pull import PullState
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.conftest import OPERATOR, FakeCatalogue
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing
+from tests.inference.gateway.responses_support import breaks, calls_a_tool
+
+QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest_asyncio.fixture
+async def sdk(server_url: str) -> AsyncIterator[ollama.AsyncClient]:
+    async with ollama.AsyncClient(host=server_url) as client:
+        yield client
+
+
+def asked(neuron: FakeNeuron) -> GenerationRequest:
+    submit = neuron.frames[-1]
+    assert isinstance(submit, Submit) and isinstance(submit.request, GenerationRequest)
+    return submit.request
+
+
+async def test_the_sdk_chats(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
+    options = {"temperature": 0.5, "num_predict": 9, "num_ctx": 2048, "stop": ["\n"]}
+    whole = await sdk.chat("tiny", QUESTION, options=options, keep_alive="5m")
+    assert (whole.message.content, whole.done_reason) == ("The capital is Paris.", "stop")
+    assert (whole.prompt_eval_count, whole.eval_count) == (7, 5)
+    assert whole.total_duration is not None and whole.total_duration > 0
+    request = asked(neuron)
+    assert (request.sampling.temperature, request.sampling.max_tokens) == (0.5, 9)
+    assert (request.stop, request.ends_at_context) == (["\n"], True)
+    texts = [part.message.content async for part in await sdk.chat("tiny", QUESTION, stream=True)]
+    assert "".join(text or "" for text in texts) == "The capital is Paris."
+
+
+async def test_the_sdk_calls_tools_and_thinks(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
+    def get_weather(city: str) -> str:
+        """The weather of a city.
+
+        Args:
+            city: its name
+        """
+        return city
+
+    neuron.script = calls_a_tool
+    answer = await sdk.chat("gpt-4o:latest", QUESTION, tools=[get_weather], think=True)
+    assert (answer.model, answer.message.thinking) == ("gpt-4o:latest", "It is Paris.")
+    (call,) = answer.message.tool_calls or []
+    assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Paris"})
+    history = [*QUESTION, answer.message, {"role": "tool", "content": "Sunny", "tool_name": "x"}]
+    await sdk.chat("tiny", history)
+    chat = asked(neuron).input
+    assert isinstance(chat, ChatInput)
+    assert [message.role for message in chat.messages] == ["user", "assistant", "tool"]
+
+
+async def test_the_sdk_generates(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    answer = await sdk.generate("tiny", "Capital?", system="Be short.", format=schema)
+    assert answer.response == "The capital is Paris."
+    demanded = asked(neuron).output_format
+    assert demanded is not None and demanded.schema == schema
+    stream = await sdk.generate("tiny", "Capital?", stream=True, raw=True)
+    assert "".join([part.response or "" async for part in stream]) == "The capital is Paris."
+
+
+async def test_the_sdk_embeds(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
+    async def embeds(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=6)]
+        usage = Usage(prompt_tokens=6, completion_tokens=0)
+        vector = np.array([0.5, -1.0], dtype="<f4").tobytes()
+        vectors = [vector] * len(submit.request.input.texts)  # type: ignore[union-attr]
+        yield [Embedded(request_id=submit.request_id, vectors=vectors, usage=usage)]
+
+    neuron.script = embeds
+    made = await sdk.embed("tiny", ["one", "two"])
+    assert made.embeddings == [[0.5, -1.0]] * 2
+    assert made.prompt_eval_count == 6
+    assert (await sdk.embeddings("tiny", "one")).embedding == [0.5, -1.0]
+
+
+async def test_the_sdk_lists(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
+    assert [model.model for model in (await sdk.list()).models] == ["tiny", "gpt-4o"]
+    assert [model.name for model in (await sdk.ps()).models] == ["tiny"]
+    assert (await sdk.show("gpt-4o")).capabilities == ["completion"]
+    with pytest.raises(ollama.ResponseError, match="does not exist") as refused:
+        await sdk.show("nothing")
+    assert refused.value.status_code == 404
+
+
+async def test_what_is_the_operators_is_refused_by_name(
+    sdk: ollama.AsyncClient, neuron: FakeNeuron
+) -> None:
+    for ask in (sdk.delete("tiny"), sdk.copy("tiny", "other")):
+        with pytest.raises(ollama.ResponseError, match="operator's") as refused:
+            await ask
+        assert refused.value.status_code == 501
+
+
+def pull(status: str, **changes: Any) -> PullState:
+    return PullState(**{"id": "7", "where": "beast", "status": status} | changes)
+
+
+@pytest.fixture
+def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ollama_pull, "LOOK_EVERY_S", 0.0)
+
+
+@pytest.fixture
+def operator(server_url: str) -> ollama.AsyncClient:
+    return ollama.AsyncClient(host=server_url, headers=OPERATOR)
+
+
+@pytest.mark.usefixtures("_quick_looks")
+async def test_the_sdk_pulls_with_progress(
+    operator: ollama.AsyncClient, catalogue: FakeCatalogue
+) -> None:
+    running = [pull("running", bytes_done=done, bytes_total=4) for done in (1, 1, 4)]
+    catalogue.pulls = [pull("pending"), *running, pull("succeeded", bytes_total=4)]
+    lines = [line async for line in await operator.pull("hf.co/org/name:Q4_K_M", stream=True)]
+    assert [(line.completed, line.total) for line in lines] == [
+        (None, None),
+        (1, 4),
+        (4, 4),
+        (None, None),
+    ]
+    assert (lines[0].status, lines[-1].status) == ("pulling to beast", "success")
+    catalogue.pulls = [pull("pending"), pull("succeeded")]
+    assert (await operator.pull("gpt-4o:latest")).status == "success"
+    (first, actor), (second, _) = catalogue.pulled
+    assert (first.source, first.file, second.model) == ("huggingface:org/name", "Q4_K_M", "gpt-4o")
+    assert str(actor) == "key:shared"
+    assert catalogue.pulls_offered == ["hf.co/org/name:Q4_K_M"], "what has a name is offered"
+
+
+@pytest.mark.usefixtures("_quick_looks")
+async def test_a_hang_up_ends_the_download_that_it_began_and_no_other(
+    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
+) -> None:
+    for number, is_ours in (("joined", False), ("begun", True)):
+        state = pull("running", id=number, bytes_total=4, is_ours=is_ours)
+        catalogue.pulls = [state, state]
+        exchange = client.open("POST", "/api/pull", {"model": "hf.co/a/b"}, headers=OPERATOR)
+        await exchange.until(b"pulling")
+        exchange.leave()
+        await exchange.finish()
+    assert await asyncio.wait_for(catalogue.pulls_cancelled.get(), 60) == "begun"
+    assert catalogue.pulls_cancelled.empty()
+    assert catalogue.pulls_offered == []
+
+
+@pytest.mark.usefixtures("_quick_looks")
+async def test_a_download_that_another_client_gave_up_is_begun_anew(
+    operator: ollama.AsyncClient, catalogue: FakeCatalogue
+) -> None:
+    catalogue.pulls = [pull("running"), pull("cancelled"), pull("pending"), pull("succeeded")]
+    assert (await operator.pull("hf.co/org/name")).status == "success"
+    assert len(catalogue.pulled) == 2
+    catalogue.pulls = [pull("running", is_ours=True), pull("cancelled", is_ours=True)]
+    with pytest.raises(ollama.ResponseError, match="cancelled"):
+        await operator.pull("hf.co/org/name")
+
+
+@pytest.mark.usefixtures("_quick_looks")
+async def test_a_pull_that_fails_says_why(
+    operator: ollama.AsyncClient, sdk: ollama.AsyncClient, catalogue: FakeCatalogue
+) -> None:
+    failed = pull("failed", failure_code="disk_full", failure_message="4 GB more are needed")
+    catalogue.pulls = [failed]
+    with pytest.raises(ollama.ResponseError, match="4 GB more") as refused:
+        await operator.pull("tiny")
+    assert refused.value.status_code == 503
+    catalogue.pulls = [pull("running"), failed]
+    with pytest.raises(ollama.ResponseError, match="4 GB more"):
+        async for _ in await operator.pull("tiny", stream=True):
+            pass
+    with pytest.raises(ollama.ResponseError, match="does not exist"):
+        await operator.pull("llama3")
+    with pytest.raises(ollama.ResponseError, match="insecure"):
+        await operator.pull("tiny", insecure=True)
+    with pytest.raises(ollama.ResponseError, match="fleet:write") as refused:
+        await sdk.pull("tiny")
+    assert refused.value.status_code == 403
+
+
+async def test_a_stream_that_breaks(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
+    neuron.script = failing
+    with pytest.raises(ollama.ResponseError, match="8192") as refused:
+        await sdk.chat("tiny", QUESTION)
+    assert refused.value.status_code == 400
+    neuron.script = breaks
+    with pytest.raises(ollama.ResponseError, match="crashed"):
+        async for _ in await sdk.chat("tiny", QUESTION, stream=True):
+            pass
+
+
+async def test_asking_nothing_loads_the_model(client: AsgiClient, neuron: FakeNeuron) -> None:
+    async def counts(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [TokensCounted(request_id=submit.request_id, prompt_tokens=3)]
+
+    neuron.script = counts
+    for path in ("/api/chat", "/api/generate"):
+        answer = await client.post(path, {"model": "tiny"})
+        assert (answer.json["done"], answer.json["done_reason"]) == (True, "load")
+        (*_, submit) = neuron.frames
+        assert isinstance(submit, Submit) and isinstance(submit.request, TokenCountRequest)
+
+
+async def test_lines_while_nothing_comes(
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each can be read by itself: clients know no comments between them."""
+    monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.02)
+    gate = asyncio.Event()
+
+    async def waits(submit: Submit) -> AsyncIterator[list[Event]]:
+        await gate.wait()
+        async for events in endless(submit):
+            yield events
+
+    neuron.script = waits
+    exchange = client.open("POST", "/api/chat", {"model": "tiny", "messages": QUESTION})
+    await exchange.until(b"\n")
+    assert exchange.headers["content-type"] == "application/x-ndjson"
+    line = json.loads(exchange.body.splitlines()[0])
+    assert (line["message"]["content"], line["done"]) == ("", False)
+    gate.set()
+    await exchange.until(b"on and")
+    exchange.leave()
+    await exchange.finish()
+    assert await asyncio.wait_for(neuron.cancelled.get(), 60)
+
+
+async def test_other_paths_under_api_are_djangos(client: AsgiClient, gateway: Gateway) -> None:
+    for path in ("/api/me", "/api/chats", "/api/tags/", "/api/chat/x"):
+        assert (await client.get(path)).status == 418
+    for path in OLLAMA_PATHS:
+        assert (await client.open("PATCH", path, headers=OPERATOR).finish()).status == 405

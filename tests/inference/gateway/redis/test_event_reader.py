@@ -1,0 +1,227 @@
+"""Reading events within bounds, whatever a neuron has written."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import redis.asyncio
+
+from inference.gateway.redis import event_reader
+from inference.gateway.redis.event_reader import EventReader
+from inference.gateway.redis.link import RedisLink
+from inference.gateway.redis.outage import RedisOutage
+from inference.gateway.request.event_stream import RequestStream, RequestStreams
+from inference.protocol import keys
+from inference.protocol.events import (
+    EVENT_BATCH_FIELD,
+    Accepted,
+    Delta,
+    Event,
+    EventBatch,
+    Finished,
+    Usage,
+    encode_event_batch,
+)
+from inference.wire.errors import ApiError
+from tests.inference.gateway.answers import open_stream
+
+GENEROUS_S = 60.0
+MAX_REPLY_BYTES = 400_000
+GATEWAY = "g1"
+
+
+class Writer:
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+        self._numbers: dict[str, int] = {}
+
+    async def write(self, neuron: str, *events: Event) -> str:
+        number = self._numbers.get(neuron, 0)
+        self._numbers[neuron] = number + 1
+        batch = EventBatch(epoch="e", sequence_number=number, events=list(events))
+        entry_id = await self._client.xadd(
+            keys.events_key(neuron, GATEWAY), {EVENT_BATCH_FIELD: encode_event_batch(batch)}
+        )
+        return bytes(entry_id).decode()
+
+
+@pytest.fixture
+def writer(redis_client: redis.asyncio.Redis) -> Writer:
+    return Writer(redis_client)
+
+
+@pytest.fixture
+def streams() -> RequestStreams:
+    return RequestStreams()
+
+
+@pytest.fixture(name="open_stream")
+def _open_stream(streams: RequestStreams) -> Callable[[str, str], RequestStream]:
+    return partial(open_stream, streams)
+
+
+class Faults(list[tuple[str, str]]):
+    """What readers have found that no honest neuron writes."""
+
+    def add(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
+        self.append((neuron, what))
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
+
+
+MakeReader = Callable[[str], EventReader]
+
+
+@pytest_asyncio.fixture
+async def make_reader(
+    redis_url: str, streams: RequestStreams, faults: Faults
+) -> AsyncIterator[MakeReader]:
+    links: list[RedisLink] = []
+
+    def make(neuron: str) -> EventReader:
+        link = RedisLink(redis_url, timeout_s=GENEROUS_S, max_reply_bytes=MAX_REPLY_BYTES)
+        links.append(link)
+        return EventReader(
+            link,
+            neuron=neuron,
+            gateway_id=GATEWAY,
+            streams=streams,
+            outage=RedisOutage(GENEROUS_S, lambda: None),
+            on_fault=faults.add,
+        )
+
+    yield make
+    for link in links:
+        await link.aclose()
+
+
+@pytest_asyncio.fixture
+async def reader(make_reader: MakeReader) -> EventReader:
+    return make_reader("n1")
+
+
+async def _read_until(reader: EventReader, entry_id: str) -> None:
+    reading = asyncio.create_task(reader.run())
+    try:
+        async with asyncio.timeout(GENEROUS_S):
+            while reader.last_entry_id != entry_id:
+                await asyncio.sleep(0.01)
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+def _deltas(stream: RequestStream, number: int, num_chars: int) -> list[Delta]:
+    text = "x" * num_chars
+    return [Delta(request_id=stream.request_id, text=f"{n}:{text}") for n in range(number)]
+
+
+async def test_what_is_more_than_one_reads_bound_is_read_in_several(
+    reader: EventReader, writer: Writer, open_stream: Callable[[str, str], RequestStream]
+) -> None:
+    stream = open_stream("r1", "n1")
+    last = await writer.write("n1", Accepted(request_id="r1", prompt_tokens=1))
+    deltas = _deltas(stream, 40, 60_000)
+    for delta in deltas:
+        last = await writer.write("n1", delta)
+    await _read_until(reader, last)
+    read: list[Event] = []
+    while len(read) <= len(deltas):
+        taken = await stream.next_events()
+        assert sum(len(event.text) for event in taken if isinstance(event, Delta)) < 350_000
+        read += taken
+    assert read[1:] == deltas
+
+
+async def test_an_entry_over_the_bound_fails_its_own_neurons_requests_alone(
+    make_reader: MakeReader,
+    writer: Writer,
+    faults: Faults,
+    open_stream: Callable[[str, str], RequestStream],
+) -> None:
+    honest, greedy = open_stream("r1", "n1"), open_stream("r2", "n2")
+    await writer.write("n1", Accepted(request_id="r1", prompt_tokens=1))
+    await writer.write("n2", Accepted(request_id="r2", prompt_tokens=1))
+    await writer.write("n2", Delta(request_id="r2", text="x" * 2 * MAX_REPLY_BYTES))
+    last = await writer.write("n1", Delta(request_id="r1", text="fine"))
+    last_of_greedy = await writer.write("n2", Delta(request_id="r2", text="more"))
+    await _read_until(make_reader("n2"), last_of_greedy)
+    await _read_until(make_reader("n1"), last)
+    assert [type(event) for event in await honest.next_events()] == [Accepted, Delta]
+    await greedy.next_events()
+    with pytest.raises(ApiError) as raised:
+        await greedy.next_events()
+    assert raised.value.code == "events_lost"
+    assert not honest.ended
+    assert faults == [("n2", "an entry of its events is too large and was skipped")]
+
+
+async def test_events_reach_the_requests_of_their_own_neuron_alone(
+    make_reader: MakeReader,
+    writer: Writer,
+    faults: Faults,
+    open_stream: Callable[[str, str], RequestStream],
+) -> None:
+    victim = open_stream("r1", "n1")
+    usage = Usage(prompt_tokens=1, completion_tokens=123_456)
+    await writer.write("n2", Accepted(request_id="r1", prompt_tokens=1))
+    last = await writer.write(
+        "n2", Delta(request_id="r1", text="mine"), Finished(request_id="r1", usage=usage)
+    )
+    await _read_until(make_reader("n2"), last)
+    assert not victim.accepted and not victim.ended and not victim.tally.is_settled
+    assert victim.epoch == "e"
+    assert faults == [("n2", "it answered a request that another neuron serves")] * 3
+
+
+@pytest.mark.parametrize("fields", [{b"b": b"\xc1"}, {b"x": b"y"}, {b"b": b""}])
+async def test_what_does_not_decode_is_skipped_and_counted(
+    reader: EventReader,
+    writer: Writer,
+    faults: Faults,
+    redis_client: redis.asyncio.Redis,
+    open_stream: Callable[[str, str], RequestStream],
+    fields: Any,
+) -> None:
+    stream = open_stream("r1", "n1")
+    await redis_client.xadd(reader.key, fields)
+    last = await writer.write("n1", Accepted(request_id="r1", prompt_tokens=1))
+    await _read_until(reader, last)
+    assert stream.accepted
+    assert [neuron for neuron, _ in faults] == ["n1"]
+
+
+async def test_other_tasks_run_between_large_batches(
+    reader: EventReader,
+    writer: Writer,
+    open_stream: Callable[[str, str], RequestStream],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bytes that were decoded since the loop last ran something else stay within a turn's."""
+    monkeypatch.setattr(event_reader, "BYTES_A_TURN", 50_000)
+    stream = open_stream("r1", "n1")
+    last = await writer.write("n1", Accepted(request_id="r1", prompt_tokens=1))
+    for delta in _deltas(stream, 6, 30_000):
+        last = await writer.write("n1", delta)
+    seen: list[int] = []
+
+    async def count_queued() -> None:
+        while True:
+            seen.append(len(stream._events))
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_queued())
+    await _read_until(reader, last)
+    counting.cancel()
+    steps = [after - before for before, after in itertools.pairwise(seen)]
+    assert sum(steps) == 7
+    assert max(steps) <= 3

@@ -1,0 +1,90 @@
+"""Refusals of all gateways, counted in Redis by hour, account and code."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import redis
+import redis.asyncio
+
+from fleet.refusals import read_refusals
+from inference.gateway.redis.refusal_counts import RefusalCounts
+from inference.gateway.request.call import RequestOutcome
+from inference.gateway.request.tally import NOTHING
+from inference.protocol.refusals import Refused, newest_keys, refusals_key, sum_of
+from metering.prices import FREE
+
+
+def ended(
+    outcome: str, status: int, account: str = "research", key: str = "hx-1"
+) -> RequestOutcome:
+    return RequestOutcome(
+        request_id="a",
+        account=account,
+        key=key,
+        budgets=(),
+        endpoint="/v1/chat/completions",
+        client="",
+        model="-",
+        neuron="",
+        is_billed=False,
+        is_reserved=False,
+        outcome=outcome,
+        status=status,
+        usage=NOTHING,
+        prices=FREE,
+        duration_s=0.0,
+        time_to_first_token_s=None,
+        ended_unix_s=0.0,
+        was_cold=False,
+    )
+
+
+@pytest.mark.asyncio
+async def test_gateways_count_together(redis_url: str, redis_db: redis.Redis) -> None:
+    client = redis.asyncio.Redis.from_url(redis_url)
+    try:
+        for _ in range(2):
+            counts = RefusalCounts()
+            counts.observe(ended("insufficient_quota", 429))
+            counts.observe(ended("insufficient_quota", 429))
+            counts.observe(ended("invalid_api_key", 401, account=""))
+            counts.observe(ended("request_broke_worker", 500, "lab 2"))
+            counts.observe(ended("request_broke_worker", 500, "anonymous", key=""))
+            counts.observe(ended("finished", 200))
+            counts.observe(ended("cancelled", 0))
+            counts.observe(ended("A client's text", 400))
+            await counts.flush(client)
+            await counts.flush(client)  # nothing is left to count
+    finally:
+        await client.aclose()
+    assert read_refusals(redis_db, hours=24) == {
+        Refused("insufficient_quota", "research"): 4,
+        Refused("invalid_api_key", ""): 2,
+        Refused("other", "research"): 2,
+        Refused("request_broke_worker", "lab 2", "hx-1"): 2,
+        Refused("request_broke_worker", "anonymous"): 2,
+    }
+    (key,) = redis_db.keys("helexa:refusals:*")
+    assert 0 < redis_db.ttl(key) <= 25 * 3600
+
+
+@pytest.mark.asyncio
+async def test_a_redis_that_is_away_harms_nobody() -> None:
+    client = redis.asyncio.Redis.from_url("unix:///nonexistent/redis.sock")
+    counts = RefusalCounts()
+    counts.observe(ended("insufficient_quota", 429))
+    await counts.flush(client)
+    await client.aclose()
+
+
+def test_hours() -> None:
+    now = time.time()
+    assert newest_keys(now, 3) == [refusals_key(now - ago * 3600) for ago in (0, 1, 2)]
+    assert len(newest_keys(now, 1000)) == 25
+
+
+def test_what_does_not_read_like_a_count_is_left_out() -> None:
+    odd = {b"code": b"1", b"code account": b"many", b"other \xff": b"2"}
+    assert list(sum_of([odd]).values()) == [2]

@@ -1,0 +1,148 @@
+"""Who is let in: by the headers, the listening address and the operator's word."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from helexa_site.config import Config
+from inference.gateway.request.identify import allows_anonymous
+from tests.inference.gateway.asgi_client import AsgiClient, Exchange
+from tests.inference.gateway.asgi_socket import AsgiSocket
+from tests.inference.gateway.conftest import MakeClient
+from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, FakeDirectory
+from tests.inference.gateway.fake_neuron import FakeNeuron
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+PAGE = "https://evil.example"
+BEARER = {"authorization": f"Bearer {KEY}"}
+
+
+async def ask(client: AsgiClient, **options: Any) -> Exchange:
+    return await client.post(CHAT, BODY, **options)
+
+
+@pytest.mark.parametrize(
+    ("listen_host", "api_key", "word", "wanted"),
+    [
+        ("127.0.0.1", None, None, True),
+        ("::1", None, None, True),
+        ("localhost", None, None, True),
+        ("0.0.0.0", None, None, False),
+        ("192.0.2.4", None, None, False),
+        (None, None, None, False),
+        ("127.0.0.1", "sesame", None, False),
+        ("127.0.0.1", None, False, False),
+        ("127.0.0.1", "sesame", True, True),
+        ("0.0.0.0", None, True, True),
+    ],
+)
+def test_anonymous_use_follows_from_address_and_word(
+    config: Config, listen_host: str | None, api_key: str | None, word: bool | None, wanted: bool
+) -> None:
+    changed = replace(config, listen_host=listen_host, api_key=api_key, allow_anonymous=word)
+    assert allows_anonymous(changed) is wanted
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer none"}, {"x-api-key": "x"}])
+async def test_on_loopback_nobody_needs_a_key_and_placeholders_are_ignored(
+    client: AsgiClient, neuron: FakeNeuron, headers: dict[str, str]
+) -> None:
+    assert (await ask(client, headers=headers)).status == 200
+
+
+async def test_a_proxy_on_this_machine_lets_nobody_in(
+    make_client: MakeClient, neuron: FakeNeuron
+) -> None:
+    """It connects from loopback, and a plain proxy_pass adds no header that says so."""
+    client = make_client(api_key="sesame")
+    answer = await ask(client, peer="127.0.0.1", headers={"host": "127.0.0.1:31313"})
+    assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+    assert answer.headers["x-request-id"]
+    wrong = await ask(client, headers={"authorization": "Bearer sesam"})
+    assert (wrong.status, wrong.error["code"]) == (401, "invalid_api_key")
+    for headers in ({"authorization": "bearer sesame"}, {"x-api-key": "sesame"}):
+        assert (await ask(client, headers=headers)).status == 200
+
+
+async def test_an_address_of_the_network_needs_a_key(
+    make_client: MakeClient, neuron: FakeNeuron
+) -> None:
+    client = make_client(listen_host="0.0.0.0")
+    assert (await ask(client, peer="127.0.0.1")).status == 401
+    assert (await ask(client, headers=BEARER)).status == 200
+    assert (await ask(make_client(listen_host="0.0.0.0", allow_anonymous=True))).status == 200
+
+
+async def test_what_looks_like_a_key_and_is_none_is_refused_everywhere(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    unknown = "hx-0123456789-" + 32 * "x"
+    answer = await ask(client, headers={"authorization": f"Bearer {unknown}"})
+    assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+
+
+async def test_an_unknown_key_without_the_database_is_not_called_invalid(
+    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory
+) -> None:
+    directory.is_away = True
+    answer = await ask(client, headers=BEARER)
+    assert (answer.status, answer.error["code"]) == (503, "database_unavailable")
+    assert answer.headers["retry-after"]
+
+
+async def test_a_scope_is_needed(client: AsgiClient, neuron: FakeNeuron) -> None:
+    answer = await ask(client, headers={"authorization": f"Bearer {NARROW_KEY}"})
+    assert (answer.status, answer.error["code"]) == (403, "insufficient_scope")
+    messages = await client.post("/v1/messages", BODY, headers={"x-api-key": NARROW_KEY})
+    assert (messages.status, messages.json["error"]["type"]) == (403, "permission_error")
+
+
+async def test_a_page_of_elsewhere_is_refused_without_a_key(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    for origin in (PAGE, "null"):
+        answer = await ask(client, headers={"origin": origin})
+        assert (answer.status, answer.error["code"]) == (403, "origin_not_allowed")
+        assert (await ask(client, headers={"origin": origin, **BEARER})).status == 200
+    assert (await ask(client, headers={"origin": "http://localhost:5173"})).status == 200
+
+
+async def test_a_page_of_elsewhere_is_refused_where_everybody_may_come_in(
+    make_client: MakeClient, neuron: FakeNeuron
+) -> None:
+    client = make_client(allow_anonymous=True, listen_host="0.0.0.0")
+    assert (await ask(client, headers={"origin": PAGE})).status == 403
+    named = make_client(allow_anonymous=True, listen_host="0.0.0.0", allowed_origins=(PAGE,))
+    assert (await ask(named, headers={"origin": PAGE})).status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])
+async def test_a_name_that_is_rebound_to_this_machine_is_refused(
+    make_client: MakeClient, neuron: FakeNeuron, path: str
+) -> None:
+    client = make_client(allowed_hosts=())
+    method = "GET" if path == "/v1/models" else "POST"
+    refused = await client.open(method, path, BODY, headers={"host": "evil.example:80"}).finish()
+    assert (refused.status, refused.error["code"]) == (403, "host_not_allowed")
+    for host in ("127.0.0.1:31313", "localhost", "[::1]:31313"):
+        answer = await client.open(method, path, BODY, headers={"host": host}).finish()
+        assert answer.status == 200
+
+
+async def test_a_socket_of_a_page_of_elsewhere_gets_no_handshake(
+    client: AsgiClient, make_client: MakeClient, neuron: FakeNeuron
+) -> None:
+    for application, name, value in (
+        (client.application, b"origin", PAGE.encode()),
+        (make_client(allowed_hosts=()).application, b"host", b"evil.example"),
+    ):
+        socket = AsgiSocket(application, "/v1/responses", headers=[(name, value)])
+        assert await socket.message() == {"type": "websocket.close"}
+        await socket.leave()
+    allowed = [(b"origin", b"http://localhost:3000"), (b"host", b"127.0.0.1:31313")]
+    async with AsgiSocket(client.application, "/v1/responses", headers=allowed):
+        pass

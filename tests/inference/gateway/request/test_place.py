@@ -1,0 +1,200 @@
+"""Placement's effects, without Redis: snapshots are given, loads are counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from inference.gateway.redis.failure import redis_unavailable
+from inference.gateway.request.event_stream import RequestStream, RequestStreams
+from inference.gateway.request.place import Placer
+from inference.gateway.request.tally import Tally
+from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
+from inference.wire.errors import ApiError
+from tests.inference.gateway.answers import any_answer
+from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
+
+MAX_WAITING = 1000
+CPU = DeviceInfo(
+    index=0, kind="cpu", name="CPU", total_memory_bytes=8 << 30, free_memory_bytes=4 << 30
+)
+
+
+def neuron(name: str, status: ReplicaStatus | None) -> NeuronView:
+    replicas: tuple[ReplicaView, ...] = ()
+    if status is not None:
+        replicas = (
+            ReplicaView(neuron=name, model="tiny", job_id="j", status=status, status_age_s=1.0),
+        )
+    return NeuronView(name=name, epoch="e", version="0", devices=(CPU,), replicas=replicas)
+
+
+def placer_of(
+    streams: RequestStreams, catalogue: FakeCatalogue, *snapshots: FleetSnapshot
+) -> Placer:
+    remaining = list(snapshots)
+
+    async def read() -> FleetSnapshot:
+        return remaining.pop(0) if len(remaining) > 1 else remaining[0]
+
+    return Placer(catalogue, read, streams, max_waiting=MAX_WAITING)
+
+
+def soon_s() -> float:
+    return asyncio.get_running_loop().time() + 5
+
+
+async def test_a_burst_between_two_heartbeats_spreads() -> None:
+    both = FleetSnapshot(
+        neurons=(neuron("ant", ReplicaStatus.READY), neuron("bee", ReplicaStatus.READY))
+    )
+    streams = RequestStreams()
+    placer = placer_of(streams, FakeCatalogue(), both)
+    chosen: Counter[str] = Counter()
+    for index in range(10):
+        place = await placer.find_place(ENTRY, deadline_s=soon_s())
+        chosen[place.neuron] += 1
+        streams.add(
+            RequestStream(
+                request_id=str(index),
+                neuron=place.neuron,
+                epoch=place.epoch,
+                model=place.model,
+                first_token_timeout_s=60,
+                abort=lambda: None,
+                tally=Tally(),
+                check=any_answer(),
+            )
+        )
+    assert chosen == {"ant": 5, "bee": 5}
+    for stream in streams:
+        stream.end()
+
+
+async def test_a_load_is_asked_for_once_however_many_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inference.gateway.request.waiting_room.LOOK_INTERVAL_S", 0.001)
+    empty = FleetSnapshot(neurons=(neuron("ant", None),))
+    ready = FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.READY),))
+    catalogue = FakeCatalogue()
+    placer = placer_of(RequestStreams(), catalogue, *[empty] * 12, ready)
+    places = await asyncio.gather(
+        *(placer.find_place(ENTRY, deadline_s=soon_s()) for _ in range(4))
+    )
+    assert {place.neuron for place in places} == {"ant"}
+    assert catalogue.loads == [("tiny", "ant")]
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "code"),
+    [
+        (FleetSnapshot(neurons=()), "no_neuron"),
+        (FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.FAILED),)), "load_failed"),
+    ],
+)
+async def test_refusals(snapshot: FleetSnapshot, code: str) -> None:
+    placer = placer_of(RequestStreams(), FakeCatalogue(), snapshot)
+    with pytest.raises(ApiError) as refused:
+        await placer.find_place(ENTRY, deadline_s=soon_s())
+    assert (refused.value.status, refused.value.code) == (503, code)
+    assert refused.value.retry_after_s
+
+
+async def test_waiting_ends_with_the_deadline() -> None:
+    loading: Any = FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.LOADING),))
+    placer = placer_of(RequestStreams(), FakeCatalogue(), loading)
+    with pytest.raises(ApiError) as refused:
+        await placer.find_place(ENTRY, deadline_s=asyncio.get_running_loop().time() + 0.05)
+    assert refused.value.code == "model_loading"
+
+
+async def test_a_thousand_who_wait_ask_placement_once_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once each when they come, once a round, and once each when there is a place."""
+    monkeypatch.setattr("inference.gateway.request.waiting_room.LOOK_INTERVAL_S", 0.001)
+    num_waiting, num_rounds, num_looks = 1000, 20, 0
+    ready = asyncio.Event()
+
+    async def read() -> FleetSnapshot:
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks == num_waiting + num_rounds:
+            ready.set()
+        status = ReplicaStatus.READY if ready.is_set() else ReplicaStatus.LOADING
+        return FleetSnapshot(neurons=(neuron("ant", status),))
+
+    placer = Placer(FakeCatalogue(), read, RequestStreams(), max_waiting=MAX_WAITING)
+    order: list[int] = []
+
+    async def wait(number: int) -> None:
+        place = await placer.find_place(ENTRY, deadline_s=soon_s() + 60)
+        assert place.was_cold
+        order.append(number)
+
+    await asyncio.gather(*(wait(number) for number in range(num_waiting)))
+    assert num_looks == num_waiting + num_rounds + num_waiting
+    assert order == list(range(num_waiting)), "first come, first served"
+    assert placer.num_waiting == 0
+
+
+async def test_no_more_may_wait_than_are_allowed() -> None:
+    loading = FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.LOADING),))
+
+    async def read() -> FleetSnapshot:
+        return loading
+
+    placer = Placer(FakeCatalogue(), read, RequestStreams(), max_waiting=2)
+    waiting = [
+        asyncio.create_task(placer.find_place(ENTRY, deadline_s=soon_s() + 60)) for _ in range(2)
+    ]
+    while placer.num_waiting < 2:
+        await asyncio.sleep(0)
+    with pytest.raises(ApiError) as refused:
+        await placer.find_place(ENTRY, deadline_s=soon_s())
+    assert (refused.value.status, refused.value.code) == (503, "queue_full")
+    assert "HELEXA_MAX_WAITING_REQUESTS" in refused.value.message
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    assert placer.num_waiting == 0
+
+
+async def test_what_breaks_while_they_wait_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.gateway.request.waiting_room.LOOK_INTERVAL_S", 0.001)
+    num_reads = 0
+
+    async def read() -> FleetSnapshot:
+        nonlocal num_reads
+        num_reads += 1
+        if num_reads > 5:
+            raise redis_unavailable()
+        return FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.LOADING),))
+
+    placer = Placer(FakeCatalogue(), read, RequestStreams(), max_waiting=9)
+    ends = await asyncio.gather(
+        *(placer.find_place(ENTRY, deadline_s=soon_s()) for _ in range(3)), return_exceptions=True
+    )
+    assert [end.code for end in ends if isinstance(end, ApiError)] == ["redis_unavailable"] * 3
+
+
+async def test_who_waits_is_placed_by_the_entry_as_it_is_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The request came before anybody knew how large the model is; its first load has told."""
+    monkeypatch.setattr("inference.gateway.request.waiting_room.LOOK_INTERVAL_S", 0.001)
+    catalogue = FakeCatalogue()
+    catalogue.listed = [replace(ENTRY, weight_bytes=CPU.total_memory_bytes + 1)]
+    loading = FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.LOADING),))
+    gone = FleetSnapshot(neurons=(neuron("ant", None),))
+    placer = placer_of(RequestStreams(), catalogue, loading, loading, gone)
+    with pytest.raises(ApiError) as caught:
+        await placer.find_place(ENTRY, deadline_s=soon_s())
+    assert caught.value.code == "exceeds_device"
+    assert catalogue.loads == []

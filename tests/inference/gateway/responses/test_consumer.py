@@ -1,0 +1,344 @@
+"""OpenAI's Responses through the whole gateway, by its own SDK and by hand, kept in a database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from django.db import OperationalError
+
+from inference.conversations import selectors, services
+from inference.conversations.models import StoredResponse
+from inference.gateway.consumers import generate as generation
+from inference.gateway.database import DatabaseThreads
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Event,
+    Failed,
+    Failure,
+    Finished,
+    Usage,
+)
+from inference.protocol.generation import ChatMessage, Submit, TokenCountRequest, ToolCall
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, silent
+from tests.inference.gateway.responses_support import (
+    QUESTION,
+    RESPONSES,
+    TOOLS,
+    ask,
+    breaks,
+    calls_a_tool,
+    chat,
+    counts,
+    events,
+)
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
+
+
+async def test_the_sdk_creates_retrieves_and_deletes(sdk: openai.AsyncOpenAI) -> None:
+    made = await sdk.responses.create(**ask(metadata={"topic": "capitals"}))
+    assert made.output_text == "The capital is Paris."
+    assert (made.status, made.model, made.metadata) == ("completed", "tiny", {"topic": "capitals"})
+    assert made.usage is not None and made.usage.input_tokens_details.cached_tokens == 2
+    read = await sdk.responses.retrieve(made.id)
+    assert read.to_dict() == made.to_dict()
+    await sdk.responses.delete(made.id)
+    for ask_again in (sdk.responses.retrieve, sdk.responses.delete, sdk.responses.cancel):
+        with pytest.raises(openai.NotFoundError) as refused:
+            await ask_again(made.id)
+        assert refused.value.code == "response_not_found"
+
+
+async def test_the_sdk_streams(sdk: openai.AsyncOpenAI) -> None:
+    async with sdk.responses.stream(**ask()) as stream:
+        names = [event.type async for event in stream]
+        final = await stream.get_final_response()
+    assert final.output_text == "The capital is Paris."
+    assert names[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert names[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert (await sdk.responses.retrieve(final.id)).output_text == final.output_text
+
+
+async def test_a_turn_with_a_tool(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
+    paris, neuron.script = neuron.script, calls_a_tool
+    first = await sdk.responses.create(**ask(tools=TOOLS, instructions="Be brief."))
+    thought, call = first.output
+    assert thought.type == "reasoning" and thought.content[0].text == "It is Paris."
+    assert call.type == "function_call" and json.loads(call.arguments) == {"city": "Paris"}
+    assert first.usage.output_tokens_details.reasoning_tokens == 3
+    neuron.script = paris
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "21"}
+    second = await sdk.responses.create(
+        model="tiny", input=[result], tools=TOOLS, previous_response_id=first.id
+    )
+    by_hand = await sdk.responses.create(
+        model="tiny",
+        input=[{"role": "user", "content": QUESTION}, *first.output, result],
+        tools=TOOLS,
+        store=False,
+    )
+    assert second.output_text == by_hand.output_text
+    turns = [
+        ChatMessage(role="user", content=QUESTION),
+        ChatMessage(
+            role="assistant",
+            reasoning="It is Paris.",
+            tool_calls=[ToolCall(id="call_a", name="get_weather", arguments='{"city": "Paris"}')],
+        ),
+        ChatMessage(role="tool", content="21", tool_call_id="call_a"),
+    ]
+    asked, continued, sent_whole = map(chat, neuron.frames)
+    assert asked.messages[0] == ChatMessage(role="system", content="Be brief.")
+    assert continued.messages == sent_whole.messages == turns
+    assert second.previous_response_id == first.id
+
+
+async def test_the_sdk_counts_with_the_turns_before(
+    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
+) -> None:
+    first = await sdk.responses.create(**ask())
+    neuron.script = counts
+    counted = await sdk.responses.input_tokens.count(
+        model="tiny", input="Why?", previous_response_id=first.id, instructions="Be brief."
+    )
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", 42)
+    *_, submit = neuron.frames
+    assert isinstance(submit, Submit) and isinstance(submit.request, TokenCountRequest)
+    assert [turn.content for turn in submit.request.input.messages] == [
+        "Be brief.",
+        QUESTION,
+        first.output_text,
+        "Why?",
+    ]
+    with pytest.raises(openai.BadRequestError) as refused:
+        await sdk.responses.input_tokens.count(
+            model="tiny", input="Why?", previous_response_id="resp_unknown"
+        )
+    assert refused.value.code == "previous_response_not_found"
+
+
+async def test_items_can_be_referred_to(client: AsgiClient, neuron: FakeNeuron) -> None:
+    first = (await client.post(RESPONSES, ask())).json
+    item = first["output"][0]["id"]
+    answer = await client.post(
+        RESPONSES,
+        ask(input=[{"type": "item_reference", "id": item}, {"role": "user", "content": "Why?"}]),
+    )
+    assert answer.status == 200
+    assert [turn.content for turn in chat(neuron.frames[1]).messages] == [
+        "The capital is Paris.",
+        "Why?",
+    ]
+    listed = (await client.get(f"{RESPONSES}/{answer.json['id']}/input_items")).json
+    assert listed["data"][-1]["id"] == item
+    wrong = ask(input=[{"type": "item_reference", "id": "msg_of_nobody"}])
+    refused = await client.post(RESPONSES, wrong)
+    assert (refused.status, refused.error["param"]) == (400, "input[0]")
+
+
+async def test_what_is_not_stored_is_gone(client: AsgiClient, neuron: FakeNeuron) -> None:
+    made = await client.post(RESPONSES, ask(store=False))
+    assert made.json["store"] is False
+    assert (await client.get(f"{RESPONSES}/{made.json['id']}")).status == 404
+    for previous in (made.json["id"], "resp_of_nobody", "\x00"):
+        refused = await client.post(RESPONSES, ask(previous_response_id=previous))
+        assert (refused.status, refused.error["code"]) == (400, "previous_response_not_found")
+        assert refused.error["param"] == "previous_response_id"
+    assert len(neuron.frames) == 1
+
+
+async def test_input_items_come_in_pages(sdk: openai.AsyncOpenAI) -> None:
+    turns: Any = [{"role": "user", "content": str(number)} for number in range(25)]
+    made = await sdk.responses.create(model="tiny", input=turns)
+    page = await sdk.responses.input_items.list(made.id)
+    assert len(page.data) == 20 and page.has_more
+    texts = [item.content[0].text async for item in page]  # type: ignore[union-attr]
+    assert texts == [str(number) for number in reversed(range(25))]
+    oldest = await sdk.responses.input_items.list(made.id, order="asc", limit=2)
+    assert [item.id for item in oldest.data] == [oldest.first_id, oldest.last_id]
+    after = await sdk.responses.input_items.list(made.id, order="asc", after=oldest.last_id)
+    assert after.data[0].content[0].text == "2"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "param"),
+    [
+        ("/input_items", "limit=0", "limit"),
+        ("/input_items", "limit=101", "limit"),
+        ("/input_items", "limit=%D9%A1", "limit"),
+        ("/input_items", "order=up", "order"),
+        ("/input_items", "after=msg_1", "after"),
+        ("/input_items", "before=msg_1", "before"),
+        ("/input_items", "include[]=everything", "include"),
+        ("", "stream=maybe", "stream"),
+        ("", "starting_after=3", "starting_after"),
+        ("", "verbose=1", "verbose"),
+    ],
+)
+async def test_queries_that_are_refused(
+    client: AsgiClient, neuron: FakeNeuron, path: str, query: str, param: str
+) -> None:
+    made = (await client.post(RESPONSES, ask())).json["id"]
+    refused = await client.get(f"{RESPONSES}/{made}{path}", query=query)
+    assert (refused.status, refused.error["param"]) == (400, param)
+    fine = "include[]=reasoning.encrypted_content"
+    assert (await client.get(f"{RESPONSES}/{made}{path}", query=fine)).status == 200
+
+
+async def test_methods(client: AsgiClient, neuron: FakeNeuron) -> None:
+    for method, path, allowed in (
+        ("GET", RESPONSES, "POST"),
+        ("POST", f"{RESPONSES}/resp_1", "GET, DELETE"),
+        ("GET", f"{RESPONSES}/resp_1/cancel", "POST"),
+        ("DELETE", f"{RESPONSES}/resp_1/input_items", "GET"),
+    ):
+        refused = await client.open(method, path).finish()
+        assert (refused.status, refused.headers["allow"]) == (405, allowed)
+
+
+async def test_a_stream_that_breaks_is_told_and_kept(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    neuron.script = breaks
+    seen = events(await client.post(RESPONSES, ask(stream=True)))
+    assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
+    error, failed = seen[-2:]
+    assert (error["type"], error["code"]) == ("error", "engine_crashed")
+    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+    stored = (await client.get(f"{RESPONSES}/{failed['response']['id']}")).json
+    assert stored == failed["response"]
+    refused = await client.post(RESPONSES, ask(previous_response_id=stored["id"]))
+    assert (refused.status, refused.error["code"]) == (400, "invalid_value")
+
+
+async def test_the_sdk_raises_what_breaks(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
+    neuron.script = breaks
+    with pytest.raises(openai.APIError, match="The engine crashed") as raised:
+        async for _ in await sdk.responses.create(**ask(stream=True)):
+            pass
+    assert raised.value.code == "engine_crashed"
+
+
+async def test_a_body_that_breaks_is_a_refusal(client: AsgiClient, neuron: FakeNeuron) -> None:
+    neuron.script = breaks
+    refused = await client.post(RESPONSES, ask())
+    assert (refused.status, refused.error["code"]) == (503, "engine_crashed")
+
+
+async def test_a_stream_that_was_opened_by_waiting(
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
+    neuron.script = silent
+    exchange = client.open("POST", RESPONSES, ask(stream=True))
+    await exchange.until(b": waiting")
+    submit = await neuron.submitted.get()
+    failure = Failure(code="queue_timeout", message="It waited too long.")
+    await neuron.send(submit.gateway_id, [Failed(request_id=submit.request_id, failure=failure)])
+    (event,) = events(await exchange.finish())
+    assert (event["type"], event["code"], event["sequence_number"]) == ("error", "queue_timeout", 0)
+
+
+def raising(*_args: Any, **_named: Any) -> Any:
+    raise OperationalError("gone")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_cannot_be_kept_is_not_called_complete(
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(services, "response_save", raising)
+    answer = await client.post(RESPONSES, ask(stream=stream))
+    if not stream:
+        assert (answer.status, answer.error["code"]) == (503, "database_unavailable")
+        return
+    seen = events(answer)
+    assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
+    assert seen[-2]["code"] == "database_unavailable"
+    assert seen[-1]["type"] == "response.failed"
+    text = "".join(event["delta"] for event in seen if event["type"].endswith("text.delta"))
+    assert text == "The capital is Paris."
+
+
+async def test_the_database_is_away(
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("response_find", "history_items"):
+        monkeypatch.setattr(selectors, name, raising)
+    for refused in (
+        await client.get(f"{RESPONSES}/resp_1"),
+        await client.post(RESPONSES, ask(previous_response_id="resp_1")),
+        await client.post(f"{RESPONSES}/resp_1/cancel"),
+    ):
+        assert (refused.status, refused.error["code"]) == (503, "database_unavailable")
+    assert (await client.post(RESPONSES, ask(store=False))).status == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_leaving_cancels_and_keeps_nothing(
+    client: AsgiClient, neuron: FakeNeuron, stream: bool, kept: DatabaseThreads
+) -> None:
+    neuron.script = endless
+    exchange = client.open("POST", RESPONSES, ask(stream=stream))
+    submit = await neuron.submitted.get()
+    if stream:
+        await exchange.until(b"on and")
+    exchange.leave()
+    assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
+    await exchange.finish()
+    assert await kept.query(StoredResponse.objects.count) == 0
+
+
+async def test_the_sdk_compacts(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
+    first = await sdk.responses.create(**ask())
+    compacted = await sdk.responses.compact(model="tiny", previous_response_id=first.id)
+    assert [item.type for item in compacted.output] == ["message", "compaction"]
+    asked = chat(neuron.frames[-1]).messages
+    assert [message.role for message in asked] == ["user", "assistant", "user"]
+    # The SDK has no type for a user's message among what was compacted.
+    items: Any = [item.to_dict(warnings=False) for item in compacted.output]
+    await sdk.responses.create(**ask(input=[*items, {"role": "user", "content": "Go on."}]))
+    assert "The capital is Paris." in (chat(neuron.frames[-1]).messages[1].content or "")
+
+
+async def test_a_summary_that_is_not_whole_says_so(client: AsgiClient, neuron: FakeNeuron) -> None:
+    def says(text: str, reason: Any) -> Any:
+        async def script(submit: Submit) -> AsyncIterator[list[Event]]:
+            rid = submit.request_id
+            yield [Accepted(request_id=rid, prompt_tokens=7), Delta(request_id=rid, text=text)]
+            usage = Usage(prompt_tokens=7, completion_tokens=1)
+            yield [
+                ChoiceFinished(request_id=rid, reason=reason),
+                Finished(request_id=rid, usage=usage),
+            ]
+
+        return script
+
+    for script, status in (
+        (says("The cap", "context"), "cut_off"),
+        (says("The cap", "length"), "cut_off"),
+        (says(" ", "stop"), "missing"),
+        (says("Paris.", "stop"), "complete"),
+    ):
+        neuron.script = script
+        answer = await client.post(f"{RESPONSES}/compact", ask())
+        assert (answer.status, answer.json["summary"]["status"]) == (200, status)
+        assert answer.json["output"][-1]["type"] == "compaction"

@@ -1,0 +1,272 @@
+"""Responses over a WebSocket: turns in order, what they continue, and what ends them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from openai.types.responses import ResponsesServerEvent
+from pydantic import TypeAdapter
+
+from inference.gateway.gateway import Gateway
+from inference.gateway.responses.websocket import MAX_WAITING
+from inference.protocol.events import Delta, Event, TextLogprob
+from inference.protocol.generation import GenerationRequest, Submit
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.asgi_socket import AsgiSocket
+from tests.inference.gateway.conftest import MakeClient
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing, paris, prepared
+from tests.inference.gateway.responses_support import (
+    QUESTION,
+    RESPONSES,
+    TOOLS,
+    breaks,
+    calls_a_tool,
+    chat,
+)
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
+EVENT_TYPES: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
+
+
+def create(**more: Any) -> dict[str, Any]:
+    return {"type": "response.create", "model": "tiny", "input": QUESTION, "store": False, **more}
+
+
+def connect(client: AsgiClient, /, **scope: Any) -> AsgiSocket:
+    return AsgiSocket(client.application, RESPONSES, **scope)
+
+
+def code(events: list[dict[str, Any]]) -> str:
+    (event,) = events
+    assert (event["type"], event["code"]) == ("error", event["error"]["code"])
+    found: str = event["code"]
+    return found
+
+
+async def test_a_turn_is_what_a_stream_is(client: AsgiClient, neuron: FakeNeuron) -> None:
+    async with connect(client) as socket:
+        events = await socket.turn(create())
+    kinds = [event["type"] for event in events]
+    assert kinds[:3] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+    ]
+    assert kinds[-1] == "response.completed"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    answer = events[-1]["response"]["output"][0]["content"][0]["text"]
+    assert answer == "The capital is Paris."
+    for event in events:
+        EVENT_TYPES.validate_python(event)
+
+
+async def test_a_chain_needs_nothing_stored(client: AsgiClient, neuron: FakeNeuron) -> None:
+    neuron.script = calls_a_tool
+    async with connect(client) as socket:
+        first = (await socket.turn(create(tools=TOOLS)))[-1]["response"]
+        neuron.script = paris
+        result = {"type": "function_call_output", "call_id": "call_a", "output": "Sunny."}
+        second = (await socket.turn(create(previous_response_id=first["id"], input=[result])))[-1][
+            "response"
+        ]
+        await socket.turn(create(previous_response_id=second["id"], input="And now?"))
+    assert first["status"] == second["status"] == "completed"
+    messages = chat(neuron.frames[-1]).messages
+    assert [message.role for message in messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
+    assert messages[1].tool_calls[0].name == "get_weather"
+    assert (messages[2].content, messages[3].content) == ("Sunny.", "The capital is Paris.")
+
+
+async def test_a_turn_with_log_probabilities_is_continued(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    async def with_logprobs(submit: Submit) -> AsyncIterator[list[Event]]:
+        entry = TextLogprob(token="Paris", token_bytes=b"Paris", logprob=-0.5)
+        async for events in paris(submit):
+            yield [
+                msgspec.structs.replace(event, logprobs=[entry])
+                if isinstance(event, Delta)
+                else event
+                for event in events
+            ]
+
+    neuron.script = with_logprobs
+    shown = {"include": ["message.output_text.logprobs"], "top_logprobs": 0}
+    async with connect(client) as socket:
+        first = (await socket.turn(create(**shown)))[-1]["response"]
+        (part,) = first["output"][0]["content"]
+        assert [one["token"] for one in part["logprobs"]] == 4 * ["Paris"]
+        await socket.turn(create(previous_response_id=first["id"], input="And now?"))
+    said = [message.content for message in chat(neuron.frames[-1]).messages]
+    assert said == [QUESTION, "The capital is Paris.", "And now?"]
+
+
+async def test_another_socket_knows_only_what_is_stored(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    async with connect(client) as socket:
+        forgotten = (await socket.turn(create()))[-1]["response"]["id"]
+        stored = (await socket.turn(create(store=True)))[-1]["response"]["id"]
+    async with connect(client) as socket:
+        missed = await socket.turn(create(previous_response_id=forgotten))
+        assert code(missed) == "previous_response_not_found"
+        assert missed[0]["status"] == 400
+        again = await socket.turn(create(previous_response_id=stored))
+        assert again[-1]["response"]["status"] == "completed"
+    assert (await client.get(f"{RESPONSES}/{stored}")).json["id"] == stored
+    assert (await client.get(f"{RESPONSES}/{forgotten}")).status == 404
+
+
+async def test_a_turn_that_fails_forgets_what_it_continued(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    async with connect(client) as socket:
+        first = (await socket.turn(create()))[-1]["response"]["id"]
+        # A turn of another chain that fails costs this one nothing.
+        assert code(await socket.turn(create(model="huge"))) == "model_not_found"
+        orphan = {"type": "function_call_output", "call_id": "call_x", "output": "?"}
+        refused = await socket.turn(create(previous_response_id=first, input=[orphan]))
+        assert code(refused) == "invalid_value"
+        assert refused[0]["param"] == "input[0].call_id"
+        stale = await socket.turn(create(previous_response_id=first))
+        assert code(stale) == "previous_response_not_found"
+
+
+async def test_an_answer_that_breaks_ends_in_one_event(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    neuron.script = breaks
+    async with connect(client) as socket:
+        events = await socket.turn(create(store=True))
+        assert [event["type"] for event in events[-2:]] == [
+            "response.output_item.done",
+            "response.failed",
+        ]
+        neuron.script = paris
+        assert (await socket.turn(create()))[-1]["type"] == "response.completed"
+    failed = events[-1]["response"]
+    assert (await client.get(f"{RESPONSES}/{failed['id']}")).json["status"] == "failed"
+
+
+async def test_a_prompt_is_prepared_without_an_answer(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    async with connect(client) as socket:
+        neuron.script = prepared
+        turn = await socket.turn(create(generate=False, instructions="Be brief."))
+        response = turn[-1]["response"]
+        neuron.script = paris
+        await socket.turn(create(previous_response_id=response["id"], input="Go on."))
+    submitted = neuron.frames[0].request  # type: ignore[union-attr]
+    assert isinstance(submitted, GenerationRequest) and submitted.sampling.max_tokens == 0
+    assert response["status"] == "completed"
+    assert [message.content for message in chat(neuron.frames[-1]).messages][-1] == "Go on."
+
+
+async def test_turns_wait_for_one_another(client: AsgiClient, neuron: FakeNeuron) -> None:
+    async with connect(client) as socket:
+        for number in range(3):
+            socket.say(create(metadata={"number": str(number)}))
+        answers = [(await socket.rest())[-1]["response"] for _ in range(3)]
+    assert [answer["metadata"]["number"] for answer in answers] == ["0", "1", "2"]
+
+
+async def test_who_does_not_wait_at_all_is_closed(client: AsgiClient, neuron: FakeNeuron) -> None:
+    neuron.script = endless
+    async with connect(client) as socket:
+        for _ in range(MAX_WAITING + 3):
+            socket.say(create())
+        while (message := await socket.message())["type"] == "websocket.send":
+            pass
+        assert message == {"type": "websocket.close", "code": 1008}
+
+
+async def test_leaving_cancels(client: AsgiClient, neuron: FakeNeuron) -> None:
+    neuron.script = endless
+    socket = connect(client)
+    async with socket:
+        socket.say(create())
+        while "delta" not in await socket.event():
+            pass
+    assert await asyncio.wait_for(neuron.cancelled.get(), 60)
+
+
+@pytest.mark.parametrize(
+    ("body", "said", "param"),
+    [
+        ("{", "invalid_json", None),
+        ("[]", "invalid_type", None),
+        ({"model": "tiny", "input": "Hi"}, "missing_required_parameter", "type"),
+        ({"type": "response.steer", "input": "Hi"}, None, "type"),
+        (create(stream=False), "unsupported_parameter", "stream"),
+        (create(background=True), "unsupported_parameter", "background"),
+        (create(colour="red"), None, "colour"),
+    ],
+)
+async def test_what_is_refused(
+    client: AsgiClient, body: Any, said: str | None, param: str | None
+) -> None:
+    async with connect(client) as socket:
+        events = await socket.turn(body)
+        assert code(events) == said or said is None
+        assert (events[0]["param"], events[0]["status"]) == (param, 400)
+        EVENT_TYPES.validate_python(events[0])
+
+
+async def test_a_neurons_refusal_is_an_error(client: AsgiClient, neuron: FakeNeuron) -> None:
+    neuron.script = failing
+    async with connect(client) as socket:
+        events = await socket.turn(create())
+        assert code(events) == "context_length_exceeded"
+        assert events[0]["param"] == "input"
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {},
+        {"headers": [(b"origin", b"https://elsewhere.example")]},
+        {"headers": [(b"authorization", b"Bearer wrong")]},
+    ],
+)
+async def test_a_handshake_without_the_key(make_client: MakeClient, scope: dict[str, Any]) -> None:
+    socket = connect(make_client(api_key="sesame"), **scope)
+    assert await socket.message() == {"type": "websocket.close"}
+    await socket.leave()
+
+
+async def test_a_handshake_with_the_key(make_client: MakeClient, neuron: FakeNeuron) -> None:
+    headers = [(b"authorization", b"Bearer sesame")]
+    async with connect(make_client(api_key="sesame"), headers=headers) as socket:
+        assert (await socket.turn(create()))[-1]["type"] == "response.completed"
+
+
+async def test_no_other_path_has_a_socket(client: AsgiClient) -> None:
+    socket = AsgiSocket(client.application, "/v1/chat/completions")
+    assert await socket.message() == {"type": "websocket.close"}
+    await socket.running
+
+
+async def test_a_gateway_that_stops(
+    client: AsgiClient, gateway: Gateway, neuron: FakeNeuron
+) -> None:
+    neuron.script = endless
+    async with connect(client) as socket:
+        socket.say(create())
+        while "delta" not in await socket.event():
+            pass
+        await gateway.drain(0)
+        assert (await socket.rest())[-1]["type"] == "response.failed"
+        socket.say(create())
+        assert code(await socket.rest()) == "shutting_down"
+        assert (await socket.message())["code"] == 1001

@@ -1,0 +1,255 @@
+"""A client's connection: absolute targets, refusals before a body, and writes without delay."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from twisted.internet.abstract import FileDescriptor
+from twisted.internet.main import CONNECTION_LOST
+from twisted.internet.tcp import Connection as TcpConnection
+from twisted.web.http import Request
+
+from inference.gateway.server.daphne_server import StreamRequest
+from inference.gateway.server.http_channel import LINGER_S, StreamChannel, origin_target
+from inference.wire import anthropic_errors, openai_errors
+from inference.wire.errors import ApiError, RequestTooLargeError
+from inference.wire.failures import FAILURES
+
+EVERY_ERROR = [ApiError]
+for one in EVERY_ERROR:
+    EVERY_ERROR += one.__subclasses__()
+STATUSES = {200, 204, 206, *(one.status for one in EVERY_ERROR)}
+STATUSES |= {kind.status for kind in FAILURES.values()}
+LIMIT = StreamChannel.totalHeadersSize
+CHAT, MESSAGES = b"/v1/chat/completions", b"/v1/messages"
+
+
+@pytest.mark.parametrize("status", sorted(STATUSES))
+def test_every_status_has_its_phrase(status: int) -> None:
+    request = StreamRequest.__new__(StreamRequest)
+    request.setResponseCode(status)
+    assert request.code_message == HTTPStatus(status).phrase.encode()
+
+
+class Asked(Request):  # type: ignore[misc]
+    """Answers nothing; what came is kept."""
+
+    def process(self) -> None:
+        self.channel.factory.asked.append(
+            (self.method, self.uri, self.requestHeaders.getRawHeaders(b"Host"))
+        )
+
+
+class Wire:
+    """What the channel wrote, and whether it hung up."""
+
+    disconnecting = False
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def writeSequence(self, pieces: list[bytes]) -> None:  # noqa: N802
+        self.write(b"".join(pieces))
+
+    def getPeer(self) -> None:  # noqa: N802
+        return None
+
+    getHost = getPeer  # noqa: N815
+
+    def loseConnection(self) -> None:  # noqa: N802
+        self.disconnecting = True
+
+
+class Connection:
+    def __init__(self, refusal: ApiError | None = None) -> None:
+        self.refusal = refusal
+        self.later: list[float] = []
+        self.wire = Wire()
+        self.channel = StreamChannel()
+        self.channel.requestFactory = Asked
+        self.channel.timeOut = None
+        self.channel.callLater = lambda seconds, _call: self.later.append(seconds)
+        clients = SimpleNamespace(opened=self._opened, closed=lambda _transport: None)
+        server = SimpleNamespace(errors_of=self._errors_of, clients=clients)
+        self.channel.factory = SimpleNamespace(server=server, asked=[])
+        self.channel.makeConnection(self.wire)
+
+    def _opened(self, channel: StreamChannel) -> None:
+        channel.refusal = self.refusal
+
+    @staticmethod
+    def _errors_of(target: bytes) -> Any:
+        return anthropic_errors if target.startswith(MESSAGES) else openai_errors
+
+    @property
+    def asked(self) -> list[tuple[bytes, bytes, list[bytes]]]:
+        asked: list[tuple[bytes, bytes, list[bytes]]] = self.channel.factory.asked
+        return asked
+
+    def send(self, data: bytes, piece_bytes: int) -> None:
+        for start in range(0, len(data), piece_bytes):
+            self.channel.dataReceived(data[start : start + piece_bytes])
+
+    def answer(self) -> tuple[int, Any]:
+        """The only one."""
+        head, _, body = self.wire.written.partition(b"\r\n\r\n")
+        status = int(head.split(b" ", 2)[1])
+        assert b"content-length: %d" % len(body) in head.lower()
+        assert b"connection: close" in head.lower()
+        assert (self.asked, self.later, self.wire.disconnecting) == ([], [LINGER_S], False)
+        return status, json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    ("target", "origin"),
+    [
+        (b"http://gpu-box:31313/v1/models", (b"gpu-box:31313", b"/v1/models")),
+        (b"HTTPS://[::1]/a?b=c://d", (b"[::1]", b"/a?b=c://d")),
+        (b"http://gpu-box", (b"gpu-box", b"/")),
+        (b"http://gpu-box?limit=1", (b"gpu-box", b"/?limit=1")),
+        (b"/v1/models", None),
+        (b"/http://gpu-box/", None),
+        (b"*", None),
+        (b"http:///v1/models", None),
+        (b"http://user:word@gpu-box/", None),
+        (b"ftp://gpu-box/v1/models", None),
+    ],
+)
+def test_the_parts_of_an_absolute_target(target: bytes, origin: tuple[bytes, bytes] | None) -> None:
+    assert origin_target(target) == origin
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 1000])
+def test_an_absolute_target_names_the_host(piece_bytes: int) -> None:
+    connection = Connection()
+    head = b"GET http://gpu-box:1/v1/models?limit=2 HTTP/1.1\r\nHost: evil.example\r\n\r\n"
+    connection.send(head, piece_bytes)
+    assert connection.asked == [(b"GET", b"/v1/models?limit=2", [b"gpu-box:1"])]
+    assert connection.wire.written == b""
+
+
+@pytest.mark.parametrize("piece_bytes", [997, LIMIT * 4])
+@pytest.mark.parametrize(
+    ("head", "status", "code"),
+    [
+        (b"GET %s?q=" + b"x" * LIMIT + b" HTTP/1.1\r\n\r\n", 414, "uri_too_long"),
+        (b"GET %s HTTP/1.1\r\nA: " + b"x" * LIMIT + b"\r\n\r\n", 431, "headers_too_large"),
+        (
+            b"GET %s HTTP/1.1\r\n" + (b"A: " + b"x" * 1000 + b"\r\n") * 20 + b"\r\n",
+            431,
+            "headers_too_large",
+        ),
+        (b"GET %s HTTP/1.1\r\n" + b"A: x\r\n" * 501 + b"\r\n", 431, "headers_too_large"),
+        (b"GET %s HTTP/1.1\r\nno header\r\nA: x\r\n\r\n", 400, "invalid_http"),
+        (b"POST %s HTTP/1.1\r\nContent-Length: many\r\nA: x\r\n\r\n", 400, "invalid_http"),
+        (
+            b"POST %s HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n1\r\n",
+            400,
+            "invalid_http",
+        ),
+    ],
+)
+def test_a_head_that_is_refused_is_answered_once(
+    head: bytes, status: int, code: str, piece_bytes: int
+) -> None:
+    """However it comes in, and whatever comes after it."""
+    following = b"GET /next HTTP/1.1\r\n\r\n"
+    connection = Connection()
+    connection.send(head % CHAT + following, piece_bytes)
+    answered, error = connection.answer()
+    assert (answered, error["code"], error["type"]) == (status, code, "invalid_request_error")
+    connection = Connection()
+    connection.send(head % MESSAGES + following, piece_bytes)
+    answered, error = connection.answer()
+    assert (answered, error["details"]["error_code"]) == (status, code)
+
+
+def test_a_body_that_is_refused_is_not_asked_for() -> None:
+    class TooLarge(Asked):
+        def gotLength(self, length: int | None) -> None:  # noqa: N802
+            super().gotLength(length)
+            self.channel.refuse(RequestTooLargeError(10), CHAT)
+
+    connection = Connection()
+    connection.channel.requestFactory = TooLarge
+    head = b"POST %s HTTP/1.1\r\nContent-Length: 11\r\nExpect: 100-continue\r\n\r\n"
+    connection.send(head % CHAT, 1000)
+    assert connection.answer()[0] == 413
+
+
+class Socket(TcpConnection):  # type: ignore[misc]
+    """Twisted's TCP transport over a fake socket, which accepts ``takes`` bytes of each send.
+    ``None``: the connection is lost."""
+
+    def __init__(self, takes: int | None) -> None:
+        FileDescriptor.__init__(self, reactor=SimpleNamespace(addWriter=lambda _: None))
+        self.connected = 1
+        self.sent = b""
+        self._takes = takes
+
+    def writeSomeData(self, data: bytes) -> Any:  # noqa: N802
+        if self._takes is None:
+            return CONNECTION_LOST
+        self.sent += bytes(data[: self._takes])
+        return min(self._takes, len(data))
+
+    @property
+    def waiting(self) -> bytes:
+        return b"".join(self._tempDataBuffer)
+
+
+def channel_on(socket: Socket) -> StreamChannel:
+    channel = StreamChannel()
+    channel.transport = socket
+    return channel
+
+
+@pytest.mark.parametrize(("takes", "sent"), [(100, b"abcdef"), (4, b"abcd"), (0, b""), (None, b"")])
+def test_what_the_socket_does_not_take_at_once_waits(takes: int | None, sent: bytes) -> None:
+    """Unsent bytes stay in the write buffer. On a lost connection all of them do: Twisted sees the
+    loss when it sends the buffer, and closes the connection."""
+    socket = Socket(takes)
+    channel_on(socket).writeSequence([b"abc", b"def"])
+    assert (socket.sent, socket.waiting) == (sent, b"abcdef"[len(sent) :])
+
+
+def test_a_websockets_frames_are_sent_at_once() -> None:
+    """And behind what waits, by whomever it was put there."""
+    from inference.gateway.server.daphne_server import StreamSocket  # installs Daphne's reactor
+
+    protocol = StreamSocket()
+    protocol.transport, protocol.send_queue = socket, _ = Socket(takes=4), deque()
+    protocol.sendData(b"abc")
+    assert (socket.sent, socket.waiting) == (b"abc", b"")
+    protocol.sendData(b"defgh")
+    protocol.sendData(b"ij")
+    assert (socket.sent, socket.waiting) == (b"abcdefg", b"hij")
+
+
+def test_what_waits_goes_first() -> None:
+    socket = Socket(takes=4)
+    channel = channel_on(socket)
+    for piece in (b"abcdef", b"gh", b"ij"):
+        channel.write(piece)
+    assert (socket.sent, socket.waiting) == (b"abcd", b"efghij")
+    socket.doWrite()  # the socket is free; four of six
+    channel.write(b"kl")
+    assert socket.sent + socket.dataBuffer[socket.offset :] + socket.waiting == b"abcdefghijkl"
+    assert socket.sent == b"abcdefgh"
+
+
+@pytest.mark.parametrize("state", ["disconnecting", "disconnected"])
+def test_nothing_is_sent_past_a_goodbye(state: str) -> None:
+    socket = Socket(takes=100)
+    socket.disconnecting = state == "disconnecting"
+    socket.connected = int(state != "disconnected")
+    channel_on(socket).write(b"abc")
+    assert socket.sent == b""
