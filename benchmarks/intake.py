@@ -25,13 +25,13 @@ from inference.garbage import keep_imports
 from inference.loading.gguf_header import read_headers
 from inference.loading.gguf_tokenizer_files import tokenizer_directory
 from inference.loading.sources import fetch_files
-from inference.neuron.intake import Intake
-from inference.neuron.live_request import AddressedEvent
-from inference.neuron.model_text import ModelText
-from inference.neuron.preparing_marks import PreparingMarks
-from inference.neuron.request_table import RequestTable
-from inference.neuron.starter import Starter
-from inference.neuron.usage_reports import UsageReportBook
+from inference.neuron.events.usage_reports import UsageReportBook
+from inference.neuron.requests.intake.intake import Intake
+from inference.neuron.requests.intake.preparing_marks import PreparingMarks
+from inference.neuron.requests.intake.starter import Starter
+from inference.neuron.requests.live_request import AddressedEvent
+from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.requests.request_table import RequestTable
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,

@@ -109,16 +109,16 @@ CELERY_FILES = {
     "fleet/tasks.py",
     "helexa_site/celery.py",
     "inference/conversations/tasks.py",
-    "inference/neuron/tasks.py",
-    "inference/neuron/celery_app.py",
-    "inference/neuron/running.py",
+    "inference/neuron/process/tasks.py",
+    "inference/neuron/process/celery_app.py",
+    "inference/neuron/process/neuron_process.py",
     "metering/tasks.py",
 }
 """The only files that know Celery."""
 
 BARE_IMPORTS = {
     "neuron": (
-        ("inference.neuron.running",),
+        ("inference.neuron.process.neuron_process",),
         ("django", "channels", "torch", "transformers", "llguidance", "fleet"),
     ),
     "gateway and control": (

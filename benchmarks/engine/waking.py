@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from inference.neuron.engine_process import EngineProcess
+from inference.neuron.replicas.engine_process import EngineProcess
 from inference.protocol.engine import (
     Awake,
     EngineMessage,

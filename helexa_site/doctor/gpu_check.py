@@ -16,7 +16,7 @@ from helexa_site.program import Installation, installation, program
 from inference.environment import Role, environment_for
 
 CHECK = "gpu"
-COMMAND = (sys.executable, "-m", "inference.neuron.host_check")
+COMMAND = (sys.executable, "-m", "inference.neuron.host.host_check")
 TIMEOUT_S = 180.0
 """It imports torch where there are cards; a driver that hangs never answers."""
 
@@ -51,7 +51,7 @@ def _bringing_torch() -> str:
 
 
 def findings_of(told: dict[str, Any]) -> Iterator[Finding]:
-    """What follows from what ``inference.neuron.host_check`` says. Pure."""
+    """What follows from what ``inference.neuron.host.host_check`` says. Pure."""
     for problem in told["problems"]:
         text, _, mend = problem.partition(": ")
         yield failed(CHECK, text, mend or "see the troubleshooting page")

@@ -17,7 +17,9 @@ INTERRUPTED = 130
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     try:
-        from inference.neuron.running import run  # a bad argument is refused without its seconds
+        from inference.neuron.process.neuron_process import (
+            run,  # a bad argument is refused without its seconds
+        )
 
         return run(options.name)
     except KeyboardInterrupt:  # before the neuron is up; from then on it ends in order

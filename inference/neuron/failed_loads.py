@@ -19,8 +19,8 @@ from pathlib import Path
 from inference.loading.disk import free_disk_bytes
 from inference.loading.hub_cache import hub_cache_dir
 from inference.loading.source_identity import hub_identity, local_identity, weights_identity
-from inference.neuron.load import Load
-from inference.neuron.replica import Replica
+from inference.neuron.loads.load import Load
+from inference.neuron.replicas.replica import Replica
 from inference.neuron.retry_conditions import Conditions, has_improved
 from inference.protocol.load import LoadSpec
 from inference.supervised_threads import SupervisedThread

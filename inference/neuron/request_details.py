@@ -19,7 +19,7 @@ from itertools import groupby
 
 from inference.logs.bodies import digest_of, masked_body
 from inference.logs.redaction import Redactor, secrets_of
-from inference.neuron.prompts import Prepared
+from inference.neuron.requests.prompts.prompts import Prepared
 from inference.protocol.generation import Submit
 from inference.settings.accounts import LoggedBodies
 from inference.text.choice_text import Piece, ThoughtPart

@@ -21,34 +21,34 @@ from pathlib import Path
 import redis
 
 from inference.build import this_build
-from inference.neuron.dead_gateways import DeadGateways
-from inference.neuron.device_sampler import Devices
-from inference.neuron.downloads import Downloads
-from inference.neuron.engine_logs import EngineLogs
-from inference.neuron.engine_process import EngineProcess
 from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuron_stopping
-from inference.neuron.event_publisher import EventPublisher
+from inference.neuron.events.publisher import EventPublisher
+from inference.neuron.events.usage_reports import UsageReportBook, send_due
 from inference.neuron.failed_loads import FailedLoads
-from inference.neuron.fetcher import Fetcher
-from inference.neuron.heartbeat import GatewayWatch, Heart, HeartbeatWriter
-from inference.neuron.images import ImageReader
-from inference.neuron.inbox import Inbox
-from inference.neuron.intake import Intake
-from inference.neuron.load import Load
-from inference.neuron.load_admission import LoadAdmission
-from inference.neuron.load_queue import LoadQueue
-from inference.neuron.model_text import ModelText
-from inference.neuron.name_lease import NameLease
-from inference.neuron.preparing_marks import PreparingMarks
-from inference.neuron.replica import Replica
-from inference.neuron.replica_context import ReplicaContext
-from inference.neuron.replicas import Replicas
-from inference.neuron.request_table import RequestTable
-from inference.neuron.restart_policy import RestartPolicy
-from inference.neuron.specs import SpecStore
-from inference.neuron.starter import Starter
-from inference.neuron.survivors import Survivors
-from inference.neuron.usage_reports import UsageReportBook, send_due
+from inference.neuron.host.device_sampler import Devices
+from inference.neuron.loads.admission import LoadAdmission
+from inference.neuron.loads.downloads import Downloads
+from inference.neuron.loads.fetcher import Fetcher
+from inference.neuron.loads.load import Load
+from inference.neuron.loads.queue import LoadQueue
+from inference.neuron.process.heartbeat import GatewayWatch, Heart, HeartbeatWriter
+from inference.neuron.process.name_lease import NameLease
+from inference.neuron.process.specs import SpecStore
+from inference.neuron.process.survivors import Survivors
+from inference.neuron.replicas.by_model import Replicas
+from inference.neuron.replicas.context import ReplicaContext
+from inference.neuron.replicas.engine_logs import EngineLogs
+from inference.neuron.replicas.engine_process import EngineProcess
+from inference.neuron.replicas.replica import Replica
+from inference.neuron.replicas.restart_policy import RestartPolicy
+from inference.neuron.requests.dead_gateways import DeadGateways
+from inference.neuron.requests.intake.inbox import Inbox
+from inference.neuron.requests.intake.intake import Intake
+from inference.neuron.requests.intake.preparing_marks import PreparingMarks
+from inference.neuron.requests.intake.starter import Starter
+from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.requests.prompts.prompt_images import ImageReader
+from inference.neuron.requests.request_table import RequestTable
 from inference.protocol.generation import Cancel, InboxFrame, Submit
 from inference.protocol.heartbeat import PROTOCOL, BuildInfo, NeuronHeartbeat
 from inference.protocol.held import HeldRequests, held_requests

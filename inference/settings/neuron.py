@@ -107,7 +107,7 @@ SIMULATED_DEVICES: Setting[Path | None] = Setting(
     default=None,
     readers=NEURON,
     doc="for tests of fleets alone: a JSON file of devices that do not exist "
-    "(`inference/neuron/simulated_devices.py`)",
+    "(`inference/neuron/host/simulated_devices.py`)",
 )
 DEVICE: Setting[str] = Setting(
     name="HELEXA_DEVICE",

@@ -16,7 +16,7 @@ from fleet import neuron_client, services
 from fleet.dashboard.board import board_of
 from fleet.models import LoadJob, Replica
 from fleet.overview import fleet_overview
-from inference.neuron.engine_logs import EngineLogs
+from inference.neuron.replicas.engine_logs import EngineLogs
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
 from inference.version import VERSION

@@ -11,7 +11,7 @@ import redis
 from django.core.management import CommandError, call_command
 
 from fleet import engine_logs, neuron_client, services
-from inference.neuron.engine_logs import EngineLogs
+from inference.neuron.replicas.engine_logs import EngineLogs
 from metering.actor import COMMAND
 from tests.fleet.api_support import key_api
 

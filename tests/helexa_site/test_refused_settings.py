@@ -17,7 +17,7 @@ from helexa_site.bootstrap.commands import FAILURE, run
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.config import read_config
 from helexa_site.doctor.examine import examine
-from inference.neuron import running
+from inference.neuron.process import neuron_process as running
 from inference.settings.setting import EXIT_MISCONFIGURED, Setting, SettingError
 from inference.settings.table import SETTINGS
 from tests.inference.settings.samples import accepted, refused

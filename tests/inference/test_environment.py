@@ -20,7 +20,7 @@ from helexa_site.bootstrap.redis_server import PrivateRedis
 from inference.environment import Role, environment_for, forget_secrets, is_secret
 from inference.loading import pypi
 from inference.loading.errors import DownloadFailedError
-from inference.neuron.engine_process import EngineProcess
+from inference.neuron.replicas.engine_process import EngineProcess
 from inference.protocol.load import LoadSpec
 
 SECRETS = {

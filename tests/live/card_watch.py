@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 
-from inference.neuron.simulated_devices import SimulatedDevices
+from inference.neuron.host.simulated_devices import SimulatedDevices
 from tests.live.simulated_memory import overcommitted
 
 LOOK_EVERY_S = 0.02

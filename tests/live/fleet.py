@@ -25,8 +25,8 @@ from django.conf import settings as django_settings
 from fleet.errors import SnapshotUnavailableError
 from fleet.live import read_snapshot_sync
 from fleet.snapshot import FleetSnapshot
-from inference.neuron.simulated_devices import VARIABLE as DEVICES_VARIABLE
-from inference.neuron.simulated_devices import SimulatedDevice, SimulatedDevices, Simulation
+from inference.neuron.host.simulated_devices import VARIABLE as DEVICES_VARIABLE
+from inference.neuron.host.simulated_devices import SimulatedDevice, SimulatedDevices, Simulation
 from inference.protocol.heartbeat import ReplicaStatus
 from tests.live.programs import Program
 from tests.live.scripted_model import FAMILIES, ScriptedModel, make_model

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from inference.neuron.simulated_devices import SimulatedDevices
+from inference.neuron.host.simulated_devices import SimulatedDevices
 from inference.protocol.heartbeat import device_name
 from inference.protocol.load import LoadSpec
 from tests.live.script import Script

@@ -23,7 +23,7 @@ import tokenizers
 from helexa_site.bootstrap.errors import RedisStartError
 from helexa_site.bootstrap.redis_server import find_redis_server
 from helexa_site.bootstrap.sharing import ensure_tls
-from inference.neuron.simulated_devices import VARIABLE as DEVICES_VARIABLE
+from inference.neuron.host.simulated_devices import VARIABLE as DEVICES_VARIABLE
 from inference.protocol.joining import decode_joining, encode_joining
 from tests.live import catalogue
 from tests.live.certificates import Authority

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inference.neuron.simulated_devices import VARIABLE, SimulatedDevices
+from inference.neuron.host.simulated_devices import VARIABLE, SimulatedDevices
 from inference.protocol.load import LoadSpec
 from tests.live.script import Script
 from tests.live.simulated_memory import NoRoomError, Taken, overcommitted, take_memory

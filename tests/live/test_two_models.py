@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from inference.neuron.simulated_devices import VARIABLE
+from inference.neuron.host.simulated_devices import VARIABLE
 from tests.embedding_model import REVISION, SHA256, SOURCE
 from tests.live.catalogue import create_model
 from tests.live.conftest import with_caches

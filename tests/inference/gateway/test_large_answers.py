@@ -16,7 +16,7 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.request import event_stream as streams
 from inference.gateway.server import large_bodies
 from inference.gateway.server.body_writer import PIECE_BYTES
-from inference.neuron.event_parts import batches_within
+from inference.neuron.events.parts import batches_within
 from inference.protocol.events import (
     MAX_BATCH_BYTES,
     Accepted,

@@ -13,7 +13,7 @@ from inference.loading import fetch
 from inference.loading.fetch import Fetched, FetchFailed, FetchOrder
 from inference.loading.hub_cache import hub_cache_dir, repository_dir
 from inference.loading.pending import PendingFile, pending_add
-from inference.neuron.fetcher import Fetcher
+from inference.neuron.loads.fetcher import Fetcher
 from inference.protocol.load import LoadSpec
 
 

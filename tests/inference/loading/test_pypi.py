@@ -25,7 +25,7 @@ from inference.loading.errors import (
 from inference.loading.pip_child import CHUNK_BYTES
 from inference.loading.pypi import download, model_directory
 from inference.loading.sources import fetch_files
-from inference.neuron.fetcher import Fetcher
+from inference.neuron.loads.fetcher import Fetcher
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
 from tests.inference.loading.range_hub import RangeHub, running_range_hub
 

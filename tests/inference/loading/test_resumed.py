@@ -14,7 +14,7 @@ from inference.loading import resumed
 from inference.loading.cached import list_cached
 from inference.loading.hub_cache import hub_cache_dir, repository_dir
 from inference.loading.resumed import is_being_written, partial_of
-from inference.neuron.fetcher import Fetcher
+from inference.neuron.loads.fetcher import Fetcher
 from inference.protocol.load import LoadProgress, LoadSpec
 from tests.inference.loading.range_hub import RangeHub, running_range_hub
 

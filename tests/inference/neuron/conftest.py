@@ -13,9 +13,9 @@ import pytest
 import redis
 
 from inference.backoff import Backoff
-from inference.neuron.discovery import Discovery
-from inference.neuron.redis_client import connect
-from inference.neuron.restart_policy import RestartPolicy
+from inference.neuron.host.discovery import Discovery
+from inference.neuron.process.redis_client import connect
+from inference.neuron.replicas.restart_policy import RestartPolicy
 from inference.neuron.service import NeuronService
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,

@@ -6,7 +6,7 @@ import hashlib
 import tempfile
 from pathlib import Path
 
-from inference.neuron.model_text import ModelText
+from inference.neuron.requests.prompts.model_text import ModelText
 from inference.protocol.load import LoadReport, LoadSpec
 from tests.sandbox_workers import WORKERS
 

@@ -12,20 +12,21 @@ from typing import Any
 import pytest
 import redis
 
-from inference.neuron import engine_run, starter
-from inference.neuron.answers import Answer
-from inference.neuron.downloads import Downloads
-from inference.neuron.engine_process import EngineProcess
-from inference.neuron.event_publisher import EventPublisher
-from inference.neuron.fetcher import Fetcher
-from inference.neuron.intake import MAX_RELIEVED, STUCK_AFTER_S, Intake
-from inference.neuron.live_request import AddressedEvent
-from inference.neuron.preparing_marks import PreparingMarks
-from inference.neuron.redis_client import connect
-from inference.neuron.request_table import RequestTable
+from inference.neuron.events.publisher import EventPublisher
+from inference.neuron.events.usage_reports import UsageReportBook
+from inference.neuron.loads.downloads import Downloads
+from inference.neuron.loads.fetcher import Fetcher
+from inference.neuron.process.redis_client import connect
+from inference.neuron.replicas import engine_run
+from inference.neuron.replicas.engine_process import EngineProcess
+from inference.neuron.requests.answers.answers import Answer
+from inference.neuron.requests.intake import starter
+from inference.neuron.requests.intake.intake import MAX_RELIEVED, STUCK_AFTER_S, Intake
+from inference.neuron.requests.intake.preparing_marks import PreparingMarks
+from inference.neuron.requests.intake.starter import Starter
+from inference.neuron.requests.live_request import AddressedEvent
+from inference.neuron.requests.request_table import RequestTable
 from inference.neuron.service import NeuronService
-from inference.neuron.starter import Starter
-from inference.neuron.usage_reports import UsageReportBook
 from inference.protocol.downloads import CacheJobStatus, PullSpec
 from inference.protocol.events import Delta, Event, Failed, Finished
 from inference.protocol.generation import GenerationRequest, Submit, TextInput

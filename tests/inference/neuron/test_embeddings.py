@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from inference.neuron.embedding_answers import Pairing
-from inference.neuron.embedding_prompts import prepare_embedding, prepare_scoring
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.live_request import AddressedEvent, sequence_id
-from inference.neuron.model_text import ModelText
-from inference.neuron.request_table import RequestTable
-from inference.neuron.starter import Starter, _suits
-from inference.neuron.usage_reports import UsageReportBook
+from inference.neuron.events.usage_reports import UsageReportBook
+from inference.neuron.requests.answers.embedding_answers import Pairing
+from inference.neuron.requests.intake.starter import Starter, _suits
+from inference.neuron.requests.live_request import AddressedEvent, sequence_id
+from inference.neuron.requests.prompts.embedding_prompts import prepare_embedding, prepare_scoring
+from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.requests.request_table import RequestTable
 from inference.protocol.engine import EmbedSequences, SequenceFailed, SequencesEmbedded
 from inference.protocol.events import Accepted, Embedded, Event, Failed, Usage
 from inference.protocol.generation import (

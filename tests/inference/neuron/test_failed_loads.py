@@ -14,9 +14,9 @@ import pytest
 from inference.loading.source_identity import hub_identity, local_identity
 from inference.neuron import failed_loads
 from inference.neuron.failed_loads import ASK_HUB_S, FailedLoads
-from inference.neuron.load import Load
+from inference.neuron.loads.load import Load
 from inference.protocol.load import LoadFailure, LoadSpec
-from tests.inference.neuron.test_downloads import ENGINE_THAT_REFUSES, PYTHON
+from tests.inference.neuron.loads.test_downloads import ENGINE_THAT_REFUSES, PYTHON
 
 
 class FailedReplica:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
+from inference.neuron.process.specs import SpecStore
 from inference.neuron.service import NeuronService
-from inference.neuron.specs import SpecStore
 from inference.protocol.events import Event, Failed, Failure, Finished
 from inference.protocol.keys import inbox_key, preparing_key
 from inference.protocol.preparing import load_mark

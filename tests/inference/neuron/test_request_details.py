@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from inference.neuron.live_request import AddressedEvent
-from inference.neuron.model_text import ModelText
-from inference.neuron.request_table import RequestTable
-from inference.neuron.starter import Starter
-from inference.neuron.usage_reports import UsageReportBook
+from inference.neuron.events.usage_reports import UsageReportBook
+from inference.neuron.requests.intake.starter import Starter
+from inference.neuron.requests.live_request import AddressedEvent
+from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.requests.request_table import RequestTable
 from inference.protocol.engine import SequenceStep
 from inference.protocol.generation import (
     ChatInput,

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from inference.loading.host_memory import HostMemory
-from inference.neuron import discovery
-from inference.neuron.discovery import Discovery
+from inference.neuron.host import discovery
+from inference.neuron.host.discovery import Discovery
 from inference.neuron.service import NeuronService
 from inference.protocol.events import Failed, Finished
 from inference.protocol.keys import heartbeat_key, specs_key

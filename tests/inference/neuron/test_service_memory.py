@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from inference.neuron.process.specs import SpecStore
 from inference.neuron.service import NeuronService
-from inference.neuron.specs import SpecStore
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
 from inference.protocol.load import EarlierLoads, LoadSpec, LoadStage
 from tests.inference.neuron.devices import GB, card, host

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from inference.neuron.load import Load
-from inference.neuron.load_queue import LoadQueue
+from inference.neuron.loads.load import Load
+from inference.neuron.loads.queue import LoadQueue
+from inference.neuron.process.specs import SpecStore
 from inference.neuron.service import NeuronService
-from inference.neuron.specs import SpecStore
 from inference.protocol.load import AsleepBytes, LoadSpec
 from tests.inference.neuron.devices import GB, card, host
 from tests.inference.neuron.fake_engines import running_engines
-from tests.inference.neuron.test_load_queue import Machine, begun, load_of, loaded
+from tests.inference.neuron.loads.test_queue import Machine, begun, load_of, loaded
 from tests.inference.neuron.test_service_memory import Host, needing
 
 MakeService = Callable[..., NeuronService]

@@ -1,0 +1,1 @@
+"""Events and usage on their way up to the gateways."""

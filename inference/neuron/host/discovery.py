@@ -1,0 +1,189 @@
+"""What this host is: cores, memory, CUDA devices, and in words what is wrong with them.
+
+Asks the operating system through psutil and the NVIDIA driver through NVML. No torch, so it works
+where the driver is broken, which is when it matters. A driver may also hang: whoever must not wait
+for it asks through a ``DeviceSampler``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pynvml
+
+from inference.loading.host_memory import host_memory
+from inference.neuron.cuda_cards import CudaCard, card_now, list_cards, visible_cards
+from inference.neuron.replicas.held_memory import held_bytes
+from inference.neuron.versions import driver_cuda, installed_torch
+from inference.protocol.heartbeat import DeviceInfo, HostInfo
+from inference.settings.neuron import DEVICE
+
+log = logging.getLogger(__name__)
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+NVIDIA_VENDOR_ID = "0x10de"
+DISPLAY_CLASS_PREFIX = "0x03"
+
+
+@dataclass(slots=True)
+class Discovery:
+    """Looked up once; ``host`` and ``devices`` refresh the free memory."""
+
+    problems: list[str] = field(default_factory=list)
+    cuda_unavailable: str = ""
+    """Why the host's cards cannot be used."""
+    cuda_version: str = ""
+    """The newest CUDA that the driver runs."""
+    _cuda: list[CudaCard] = field(default_factory=list)
+    _nvml: Any = pynvml
+
+    @classmethod
+    def run(
+        cls,
+        nvml: Any = pynvml,
+        *,
+        has_nvidia_hardware: bool | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> Discovery:
+        """Never raises for what the host is like: faults are named in ``problems``."""
+        discovery = cls(_nvml=nvml)
+        if DEVICE.read(environment) == "cpu":
+            return discovery  # the operator's way out of a broken driver: no card is looked for
+        if has_nvidia_hardware is None:
+            has_nvidia_hardware = _has_nvidia_hardware()
+        try:
+            nvml.nvmlInit()
+            cards, problems = list_cards(nvml)
+            discovery._cuda = visible_cards(cards, nvml, environment)
+            discovery.cuda_version = driver_cuda(nvml) or ""
+        except nvml.NVMLError as error:
+            problem = _nvml_problem(nvml, error, has_nvidia_hardware)
+            if problem:
+                discovery.problems.append(problem)
+                discovery.cuda_unavailable = problem
+                log.warning("%s", problem)
+            return discovery
+        for problem in problems:
+            log.warning("%s", problem)
+        discovery.problems += problems
+        if problems and not cards:
+            discovery.cuda_unavailable = problems[0]
+        return discovery
+
+    def host(self) -> HostInfo:
+        memory, torch = host_memory(), installed_torch()
+        return HostInfo(
+            hostname=socket.gethostname(),
+            os=_os_name(),
+            kernel=f"{platform.system()} {platform.release()}",
+            num_cores=_num_cores(),
+            total_memory_bytes=memory.total_bytes,
+            free_memory_bytes=memory.free_bytes,
+            problems=list(self.problems),
+            cuda_unavailable=self.cuda_unavailable,
+            cuda_version=self.cuda_version if self._cuda else "",
+            torch_version=torch.version or "",
+            torch_cuda_version=torch.cuda or "",
+        )
+
+    def devices(self) -> list[DeviceInfo]:
+        """The CUDA devices, asked now, and the CPU last."""
+        return [*self.cuda_devices(), cpu_device()]
+
+    def cuda_devices(self) -> list[DeviceInfo]:
+        return [self._now(card, index) for index, card in enumerate(self._cuda)]
+
+    measure = devices
+
+    def held_bytes(self, pid: int) -> int:
+        """What that process holds of the host's memory."""
+        return held_bytes(pid)
+
+    def _now(self, card: CudaCard, index: int) -> DeviceInfo:
+        try:
+            return card_now(self._nvml, card, index)
+        except self._nvml.NVMLError as error:
+            problem = f"{card.info.name} (device {index}) no longer answers: {error}"
+            if problem not in self.problems:
+                self.problems.append(problem)
+                log.error("%s", problem)
+            # Nothing may be placed on a device that does not answer.
+            return msgspec.structs.replace(card.info, index=index, free_memory_bytes=0)
+
+
+def cpu_device() -> DeviceInfo:
+    """The host's CPUs together, and its memory now."""
+    memory = host_memory()
+    return DeviceInfo(
+        index=0,
+        kind="cpu",
+        name=_cpu_name(),
+        total_memory_bytes=memory.total_bytes,
+        free_memory_bytes=memory.free_bytes,
+    )
+
+
+def _nvml_problem(nvml: Any, error: Exception, has_nvidia_hardware: bool) -> str | None:
+    """What is wrong and the fix, for people. ``None``: nothing is, there is no NVIDIA GPU."""
+    code = getattr(error, "value", None)
+    if code == nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+        return (
+            "the NVIDIA driver in the kernel and its library are of different versions (the driver "
+            "was updated while it was loaded): reboot, or unload and load the nvidia modules"
+        )
+    if code == nvml.NVML_ERROR_NO_PERMISSION:
+        return (
+            "no permission to use the NVIDIA devices: add this user to the group of /dev/nvidia*"
+            " or pass the devices into the container"
+        )
+    if code in (nvml.NVML_ERROR_DRIVER_NOT_LOADED, nvml.NVML_ERROR_LIBRARY_NOT_FOUND):
+        if not has_nvidia_hardware:
+            return None
+        return "there is an NVIDIA GPU but no working driver: install or load the NVIDIA driver"
+    return f"the NVIDIA driver does not answer: {error}"
+
+
+def _has_nvidia_hardware() -> bool:
+    return any(
+        _read(device / "vendor") == NVIDIA_VENDOR_ID
+        and _read(device / "class").startswith(DISPLAY_CLASS_PREFIX)
+        for device in (PCI_DEVICES.iterdir() if PCI_DEVICES.is_dir() else ())
+    )
+
+
+def _num_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.platform())
+    except OSError:
+        return platform.platform()
+
+
+@cache
+def _cpu_name() -> str:
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,229 @@
+"""What happens between a load's acceptance and its engine's start, in its replica's thread.
+
+    possible at all? ─▶ fetched ─▶ its turn ─▶ enough room, once the evicted are gone?
+                                                 └─▶ they are idle still ─▶ asleep or unloaded
+                                                                                     └─▶ begin
+
+Nothing is unloaded for a load that would not fit even then, or that was cancelled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from inference.loading.fetch import Fetched
+from inference.loading.progress import OnProgress
+from inference.loading.sources import local_file_bytes
+from inference.neuron.errors import LoadRefusedError
+from inference.neuron.loads.load import Load, Room
+from inference.neuron.loads.needs import (
+    check_possible,
+    check_room,
+    check_waking,
+    lost_its_room,
+    needed_bytes,
+    waking_bytes,
+)
+from inference.neuron.loads.queue import LoadQueue
+from inference.neuron.replicas.sleep_choice import Leaving, choose_sleepers
+from inference.protocol.load import (
+    AsleepBytes,
+    LoadFailure,
+    LoadProgress,
+    LoadSpec,
+    LoadStage,
+)
+
+LOOK_AGAIN_S = 0.2
+"""At a cancel, while an evicted model ends."""
+LEAVING_LIMIT_S = 300.0
+"""An idle model leaves in seconds. One whose process the kernel does not end must not keep the turn
+of all later loads."""
+MEMORY_COMES_BACK_S = 5.0
+"""A driver gives back what a process held some moments after its end."""
+
+IsCancelled = Callable[[], bool]
+Fetch = Callable[[LoadSpec, OnProgress, IsCancelled], Fetched | None]
+"""Gets a load's files onto the disk. ``None``: cancelled, or not to be downloaded. Raises
+``LoadRefusedError``."""
+
+
+class Evictable(Protocol):
+    """A replica, to a load that wants its room."""
+
+    spec: LoadSpec
+
+    @property
+    def load(self) -> Load: ...
+    @property
+    def may_sleep_as(self) -> AsleepBytes | None:
+        """What it would hold asleep; ``None``: it cannot sleep, or does already."""
+        ...
+
+    def is_idle(self) -> bool: ...
+    def leave_if_idle(self, *, may_sleep: bool) -> bool:
+        """Unloads it, or puts it to sleep where it may; ``False``: it has work again."""
+        ...
+
+    def wait_left(self, timeout_s: float | None = None) -> bool:
+        """Waits until it is gone or asleep. Returns whether it is."""
+        ...
+
+
+class LoadAdmission:
+    def __init__(
+        self,
+        loads: LoadQueue,
+        *,
+        fetch: Fetch,
+        find: Callable[[str], Evictable | None],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """``find`` gives the replica of a model that is here."""
+        self._loads = loads
+        self._fetch = fetch
+        self._find = find
+        self._clock = clock
+        self._sleep = sleep
+
+    def admit(self, load: Load, is_cancelled: IsCancelled, tell: OnProgress) -> LoadSpec | None:
+        """What the engine is told; ``None``: cancelled. Raises ``LoadRefusedError``. The load has
+        the turn when this returns a spec, and memory of its own."""
+        check_possible(load.spec, self._loads.devices())
+        if self._loads.holding(load) is None:
+            self._loads.accept(load)
+        fetched = self._fetch(load.spec, tell, is_cancelled)
+        if fetched is not None:
+            load.weights = tuple(Path(path) for path in fetched.weights)
+            load.new_files |= fetched.new_files
+            self._loads.expect(load, fetched.weight_bytes)
+            load.file_bytes = fetched.weight_bytes
+        else:
+            load.file_bytes = local_file_bytes(load.spec, self._loads.most_free_bytes())
+        if not self._enter(load, is_cancelled, tell):
+            return None
+        if not self._make_room(load, is_cancelled, tell):
+            return None
+        return self._loads.begin(load, self._room_now(load))
+
+    def readmit(self, load: Load, is_cancelled: IsCancelled, tell: OnProgress) -> bool:
+        """Whether a model that sleeps may wake; ``False``: that was cancelled. Raises
+        ``LoadRefusedError``. The load has the turn and its memory when this returns ``True``."""
+        if not self._enter(load, is_cancelled, tell):
+            return False
+        try:
+            if not self._make_room(load, is_cancelled, tell):
+                self._loads.leave(load)
+                return False
+            self._room_now(load)
+        except LoadRefusedError:
+            self._loads.leave(load)
+            raise
+        self._loads.begin_waking(load)
+        return True
+
+    def _enter(self, load: Load, is_cancelled: IsCancelled, tell: OnProgress) -> bool:
+        """``False``: cancelled before its turn."""
+
+        def tell_waiting(first: str) -> None:
+            tell(LoadProgress(stage=LoadStage.QUEUED, detail=f"{first} is loaded first"))
+
+        return not is_cancelled() and self._loads.enter(load, is_cancelled, tell_waiting)
+
+    def _make_room(self, load: Load, is_cancelled: IsCancelled, tell: OnProgress) -> bool:
+        """``False``: cancelled meanwhile."""
+        leaving = self._leaving(load)
+        sleepers = self._sleepers(load, leaving)
+        names = [replica.spec.model for replica in leaving]
+        gone = [one.load for one in leaving if one.spec.model not in sleepers]
+        asleep = [
+            (one.load, one.may_sleep_as.device_bytes)
+            for one in leaving
+            if one.spec.model in sleepers and one.may_sleep_as is not None
+        ]
+        _check(load, self._loads.room(load, gone, asleep), names)
+        if busy := [replica.spec.model for replica in leaving if not replica.is_idle()]:
+            raise lost_its_room(busy)
+        for replica in leaving:
+            if not replica.leave_if_idle(may_sleep=replica.spec.model in sleepers):
+                raise lost_its_room([replica.spec.model])
+        for replica in leaving:
+            progress = LoadProgress(
+                stage=LoadStage.QUEUED, detail=f"{replica.spec.model} makes room"
+            )
+            deadline_s = self._clock() + LEAVING_LIMIT_S
+            while not replica.wait_left(LOOK_AGAIN_S):
+                tell(progress)
+                if is_cancelled():
+                    return False
+                if self._clock() > deadline_s:
+                    raise _did_not_leave(replica.spec.model)
+        return not is_cancelled()
+
+    def _sleepers(self, load: Load, leaving: Sequence[Evictable]) -> frozenset[str]:
+        """The models that make room for it by sleeping."""
+        able = [
+            Leaving(
+                model=one.spec.model,
+                held_bytes=one.load.took_bytes,
+                asleep=one.may_sleep_as if _share_a_device(load, one.load) else None,
+            )
+            for one in leaving
+        ]
+        if not any(one.asleep is not None for one in able):
+            return frozenset()
+        room = self._loads.room(load)
+        needed = _needed_bytes(load, room.devices[0])
+        lacking = None if needed is None else needed - room.limit_bytes
+        return choose_sleepers(able, lacking_bytes=lacking, host_bytes=self._loads.host_bytes())
+
+    def _leaving(self, load: Load) -> list[Evictable]:
+        """What is gone already needs no eviction."""
+        found = [self._find(model) for model in load.spec.evict if model != load.spec.model]
+        return [replica for replica in found if replica is not None]
+
+    def _room_now(self, load: Load) -> Room:
+        deadline_s = self._clock() + MEMORY_COMES_BACK_S
+        while True:
+            room = self._loads.room(load)
+            if not load.spec.evict or self._clock() > deadline_s or _is_enough(load, room):
+                _check(load, room)
+                return room
+            self._sleep(LOOK_AGAIN_S)
+
+
+def _did_not_leave(model: str) -> LoadRefusedError:
+    message = f"{model} was to make room and has not left after {LEAVING_LIMIT_S:.0f} s"
+    return LoadRefusedError(LoadFailure(code="load_stalled", message=message))
+
+
+def _needed_bytes(load: Load, device: str) -> int | None:
+    """What must be free; ``None``: nobody knows."""
+    if load.asleep is not None:
+        return waking_bytes(load.took_bytes, load.asleep)
+    return needed_bytes(load.spec, device)
+
+
+def _check(load: Load, room: Room, evicted: Sequence[str] = ()) -> None:
+    if load.asleep is not None:
+        needed = waking_bytes(load.took_bytes, load.asleep)
+        check_waking(needed, room.devices[0], room.limit_bytes, evicted)
+        return
+    check_room(load.spec, room.devices[0], room.limit_bytes, evicted, load.file_bytes)
+
+
+def _is_enough(load: Load, room: Room) -> bool:
+    try:
+        _check(load, room)
+    except LoadRefusedError:
+        return False
+    return True
+
+
+def _share_a_device(load: Load, other: Load) -> bool:
+    """Where the load has not been given any yet, it goes where the others leave."""
+    return not load.spec.devices or bool({*load.spec.devices, *load.devices} & {*other.devices})

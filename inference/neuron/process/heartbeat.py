@@ -1,0 +1,173 @@
+"""The neuron's pulse: one thread that beats each second, and at once when a replica's status moves.
+
+A beat lets replicas act on the time, drains the inbox in case a doorbell was lost, mirrors the load
+specs, writes the heartbeat and which requests are held, and drops those of dead gateways.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import redis
+from redis.client import Pipeline
+
+from inference.neuron.process.name_lease import LEASE_EXPIRY_MS, NameLease, NameLostError
+from inference.neuron.process.redis_client import AccessRefusal, InvitationVoidError
+from inference.protocol.heartbeat import NeuronHeartbeat, encode_heartbeat
+from inference.protocol.held import HeldRequests, encode_held_requests
+from inference.protocol.keys import (
+    HEARTBEAT_INTERVAL_S,
+    NEURONS,
+    gateway_alive_key,
+    heartbeat_key,
+    held_key,
+)
+from inference.protocol.stalls import Continuity
+from inference.supervised_threads import SupervisedThread
+
+log = logging.getLogger(__name__)
+
+MISSES_UNTIL_DEAD = 2
+"""A gateway is dead after so many misses in a row, once Redis has answered for long enough that a
+living one has written its key."""
+MISSES_UNTIL_DEAD_ANYWAY = 15
+"""The same where beats come so slowly that Redis never seems to have settled."""
+
+
+class HeartbeatWriter:
+    def __init__(self, client: redis.Redis, *, lease: NameLease) -> None:
+        self._client = client
+        self._lease = lease
+        self._neuron = lease.neuron
+        self._may_tell_its_name = True
+
+    def write(self, heartbeat: NeuronHeartbeat, held: Mapping[str, HeldRequests]) -> None:
+        """``held``: as the fields of ``inference.protocol.held``. Raises ``NameLostError``,
+        ``redis.RedisError``."""
+        fields: dict[Any, Any] = {name: encode_held_requests(one) for name, one in held.items()}
+
+        def write(pipe: Pipeline) -> None:
+            pipe.set(heartbeat_key(self._neuron), encode_heartbeat(heartbeat), px=LEASE_EXPIRY_MS)
+            pipe.delete(held_key(self._neuron))
+            if fields:
+                pipe.hset(held_key(self._neuron), mapping=fields)
+                pipe.pexpire(held_key(self._neuron), LEASE_EXPIRY_MS)
+
+        self._lease.write(write)
+        self._tell_its_name(heartbeat.time_unix_s)
+
+    def remove(self) -> None:
+        """The neuron ends in order: it is away from now on, not in a few seconds, and its name is
+        free. Raises ``redis.RedisError``."""
+        self._lease.release(heartbeat_key(self._neuron), held_key(self._neuron))
+
+    def _tell_its_name(self, time_unix_s: float) -> None:
+        """A neuron that was invited may not, and need not: it is named beside the wishes."""
+        if self._may_tell_its_name:
+            try:
+                self._client.zadd(NEURONS, {self._neuron: time_unix_s})
+            except redis.exceptions.NoPermissionError:
+                self._may_tell_its_name = False
+
+
+class GatewayWatch:
+    """Which of the gateways that wait for us have died. A Redis that stood still has let the keys
+    of all of them expire."""
+
+    def __init__(self, client: redis.Redis, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._continuity = Continuity()
+        self._num_misses: dict[str, int] = {}
+
+    def interrupted(self) -> None:
+        """A beat did not reach Redis."""
+        self._continuity.interrupted()
+
+    def dead(self, gateway_ids: set[str]) -> list[str]:
+        """Call once per beat. Raises ``redis.RedisError``."""
+        ordered = sorted(gateway_ids)
+        pipeline = self._client.pipeline(transaction=False)
+        for gateway_id in ordered:
+            pipeline.exists(gateway_alive_key(gateway_id))
+        are_alive = pipeline.execute() if ordered else []
+        now_s = self._clock()
+        self._continuity.answered(now_s)
+        self._num_misses = {
+            gateway_id: self._num_misses.get(gateway_id, 0) + 1
+            for gateway_id, is_alive in zip(ordered, are_alive, strict=True)
+            if not is_alive
+        }
+        is_settled = self._continuity.is_settled(now_s)
+        limit = MISSES_UNTIL_DEAD if is_settled else MISSES_UNTIL_DEAD_ANYWAY
+        return [name for name, misses in self._num_misses.items() if misses >= limit]
+
+
+class Heart:
+    """Calls ``on_beat`` each second from its own thread. Redis being away does not stop it; losing
+    the neuron's name or its invitation does, and calls ``on_lost``."""
+
+    def __init__(self, on_beat: Callable[[], None], on_lost: Callable[[], None]) -> None:
+        self._on_beat = on_beat
+        self._on_lost = on_lost
+        self._wake = threading.Event()
+        self._stopping = False
+        self._is_reaching = True
+        self._access = AccessRefusal()
+        self._thread = SupervisedThread(self._run, name="heartbeat")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def beat_now(self) -> None:
+        """The next beat comes at once. Returns at once."""
+        self._wake.set()
+
+    def mend(self) -> None:
+        """Starts it again where its thread is gone."""
+        self._thread.mend()
+
+    def stop(self, timeout_s: float) -> None:
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._on_beat()
+                self._tell(None)
+                self._access.note(None)
+            except redis.RedisError as error:
+                self._tell(error)
+                if self._is_shut_out(error):
+                    return
+            except NameLostError as error:
+                log.critical("%s; this one ends", error)
+                self._on_lost()
+                return
+            except Exception:
+                log.exception("a heartbeat broke")
+            self._wake.wait(HEARTBEAT_INTERVAL_S)
+            self._wake.clear()
+
+    def _is_shut_out(self, error: redis.RedisError) -> bool:
+        try:
+            self._access.note(error)
+        except InvitationVoidError as void:
+            log.critical("%s; this neuron ends", void)
+            self._on_lost()
+            return True
+        return False
+
+    def _tell(self, error: redis.RedisError | None) -> None:
+        """Once per outage, and once when it is over."""
+        if error is not None and self._is_reaching:
+            log.error("heartbeats do not reach Redis: %s", error)
+        if error is None and not self._is_reaching:
+            log.warning("heartbeats reach Redis again")
+        self._is_reaching = error is None

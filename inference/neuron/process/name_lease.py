@@ -1,0 +1,187 @@
+"""The lease on a neuron's name. Two lives of one name would corrupt each other's queue, inbox,
+specs and heartbeat, so one holds it and the other does not start.
+
+    acquire ─▶ held by nobody, or by this machine's last life ─▶ ours ─▶ renewed by each beat
+                 │                                                └────▶ another's: NameLostError
+                 └─ held: wait until it is renewed (NameHeldError) or has expired (ours)
+
+Redis' clock expires it a few seconds after the last beat. A Redis that stood still has let it
+expire: whoever beats first has it again. A beat writes in one transaction that watches the lease,
+so an instance that has lost its name no longer overwrites what the next one writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import redis
+from redis.client import Pipeline
+
+from inference.neuron.process.earlier_life import EarlierLife
+from inference.neuron.process.redis_client import AccessRefusal, ensure_trusted
+from inference.protocol.keys import HEARTBEAT_EXPIRY_S, lease_key
+
+log = logging.getLogger(__name__)
+
+LEASE_EXPIRY_MS = int(HEARTBEAT_EXPIRY_S * 1000)
+POLL_S = 0.25
+
+WRITE_ATTEMPTS = 10
+"""How often a transaction on the lease is tried anew when another client writes it meanwhile."""
+
+
+class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """The lease's value, as JSON."""
+
+    epoch: str
+    host: str
+    process_id: int
+    since_unix_s: float
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since_unix_s, UTC).isoformat(" ", "seconds")
+        life = self.epoch[:8]
+        return f"host {self.host}, process {self.process_id}, epoch {life}, since {since}"
+
+
+class NameHeldError(Exception):
+    """Another neuron has the name and is alive."""
+
+    def __init__(self, neuron: str, holder: str) -> None:
+        super().__init__(
+            f"another neuron is named {neuron}: {holder}. Stop that one, or give this one another "
+            "name with --name"
+        )
+
+
+class NameLostError(Exception):
+    """This neuron was silent for so long that another took its name."""
+
+    def __init__(self, neuron: str, holder: str) -> None:
+        super().__init__(f"another neuron has taken the name {neuron}: {holder}")
+
+
+class NameLease:
+    def __init__(self, client: redis.Redis, *, neuron: str, epoch: str) -> None:
+        self.neuron = neuron
+        self.key = lease_key(neuron)
+        holder = LeaseHolder(
+            epoch=epoch,
+            host=socket.gethostname(),
+            process_id=os.getpid(),
+            since_unix_s=round(time.time(), 3),
+        )
+        self.value = msgspec.json.encode(holder)
+        """What the key holds while it is ours."""
+        self._client = client
+
+    def acquire(
+        self, earlier: EarlierLife | None = None, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """Returns when the name is ours; waits for an absent Redis, and for the lease of a life
+        that died to expire. Raises ``NameHeldError``, ``RedisUntrustedError``,
+        ``InvitationVoidError``."""
+        last_life = b"" if earlier is None else earlier.lease_value
+        last_left_ms: int | None = None
+        is_reaching, access = True, AccessRefusal()
+        while True:
+            try:
+                held, left_ms = self._try(last_life)
+            except redis.RedisError as error:
+                ensure_trusted(error)
+                if is_reaching:
+                    log.error("the name %s waits for Redis: %s", self.neuron, error)
+                access.note(error)
+                is_reaching, last_left_ms = False, None
+            else:
+                is_reaching = True
+                if held is None:
+                    break
+                if last_left_ms is None:
+                    log.warning(
+                        "the name %s is held: %s; waiting %.1f s for a sign of life",
+                        self.neuron,
+                        in_words(held),
+                        left_ms / 1000,
+                    )
+                elif left_ms > last_left_ms:
+                    raise NameHeldError(self.neuron, in_words(held))
+                last_left_ms = left_ms
+            sleep(POLL_S)
+        if earlier is not None:
+            earlier.write(self.value)
+
+    def renew(self) -> None:
+        """Raises ``NameLostError``, ``redis.RedisError``."""
+        held, _ = self._try(b"")
+        if held is not None:
+            raise NameLostError(self.neuron, in_words(held))
+
+    def release(self, *keys: str) -> None:
+        """Deletes the lease, and ``keys`` with it, where it is still ours. Raises
+        ``redis.RedisError``."""
+        self._transact(lambda held: held == self.value, lambda pipe: pipe.delete(self.key, *keys))
+
+    def write(self, queue: Callable[[Pipeline], object]) -> None:
+        """Renews the lease and runs the commands that ``queue`` adds, in one transaction. Writes
+        nothing where another neuron holds the name. Raises ``NameLostError``,
+        ``redis.RedisError``."""
+        held = self._hold(b"", queue)
+        if held is not None:
+            raise NameLostError(self.neuron, in_words(held))
+
+    def _try(self, last_life: bytes) -> tuple[bytes | None, int]:
+        """Whoever holds it instead, and for how many ms it does at least."""
+        held = self._hold(last_life)
+        if held is None:
+            return None, 0
+        left_ms: Any = self._client.pttl(self.key)
+        return held, max(0, int(left_ms))
+
+    def _hold(
+        self, last_life: bytes, queue: Callable[[Pipeline], object] = lambda _: None
+    ) -> bytes | None:
+        """The value of the neuron that holds the name instead; ``None``: the name is ours now."""
+
+        def write(pipe: Pipeline) -> None:
+            pipe.set(self.key, self.value, px=LEASE_EXPIRY_MS)
+            queue(pipe)
+
+        return self._transact(lambda held: held in (None, self.value, last_life), write)
+
+    def _transact(
+        self,
+        may_write: Callable[[bytes | None], bool],
+        write: Callable[[Pipeline], object],
+    ) -> bytes | None:
+        """Runs ``write`` in a transaction on the lease where ``may_write`` agrees to its value;
+        else returns that value. Neurons run no scripts: a script that never ends stops Redis for
+        every client."""
+        for _ in range(WRITE_ATTEMPTS):
+            with self._client.pipeline(transaction=True) as pipe:
+                try:
+                    pipe.watch(self.key)  # type: ignore[no-untyped-call]
+                    held: Any = pipe.get(self.key)
+                    if not may_write(held):
+                        return bytes(held or b"")
+                    pipe.multi()
+                    write(pipe)
+                    pipe.execute()
+                except redis.WatchError:
+                    continue
+                return None
+        raise redis.WatchError(f"the lease on {self.neuron} changed {WRITE_ATTEMPTS} times")
+
+
+def in_words(value: bytes) -> str:
+    with contextlib.suppress(msgspec.DecodeError, ValueError, OverflowError):
+        return str(msgspec.json.decode(value, type=LeaseHolder))
+    return "it does not say who it is"

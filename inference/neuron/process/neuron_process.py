@@ -1,0 +1,114 @@
+"""The neuron's process, from its environment to its exit code. Imports no Django and no torch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from celery.signals import setup_logging, worker_shutting_down
+
+from inference.logs.setup import configure_logging
+from inference.neuron.host.device_sampler import DeviceSampler
+from inference.neuron.host.simulated_devices import SimulatedDevices
+from inference.neuron.loads.watch import load_stall_limit_s
+from inference.neuron.process.celery_app import create_app, create_worker
+from inference.neuron.process.earlier_life import EarlierLife
+from inference.neuron.process.ending import EXIT_NAME_LOST, Ending
+from inference.neuron.process.name_lease import NameHeldError
+from inference.neuron.process.redis_client import InvitationVoidError, RedisUntrustedError, connect
+from inference.neuron.process.tasks import register_tasks
+from inference.neuron.replicas.engine_process import engine_command
+from inference.neuron.replicas.silence import silence_limit_s
+from inference.neuron.service import NeuronService
+from inference.settings.accounts import LoggedBodies
+from inference.settings.neuron import LOG_BODIES, NEURON_DRAIN_S
+from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
+from inference.settings.storage import DATA_DIR, REDIS_STALL_S, REDIS_URL
+from inference.settings.table import check_settings
+
+log = logging.getLogger("inference.neuron")
+
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread that renders a long conversation keeps the interpreter from the others. A
+request's first token passes through a dozen of their hands: at Python's 5 ms that is 50 ms."""
+EXIT_NAME_HELD = 1
+
+
+def run(name: str) -> int:
+    """Runs the neuron until SIGTERM. Returns the exit code."""
+    try:
+        check_settings(os.environ)
+        configure_logging("neuron")
+    except SettingError as error:
+        print(f"neuron: {error}", file=sys.stderr)
+        return EXIT_MISCONFIGURED
+    # Celery leaves its own way of logging where somebody answers this.
+    setup_logging.connect(lambda **_: None, weak=False)
+    # One prompt at a time is tokenized: a pool of threads for batches would only take cores.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        data_dir = _made_data_dir()
+        simulated = SimulatedDevices.from_environment(os.environ)
+    except SettingError as error:
+        log.critical("%s", error)
+        return EXIT_MISCONFIGURED
+    ending = Ending(limit_s=NEURON_DRAIN_S.read(os.environ))
+    # From the environment alone: everybody on this machine can read a command line.
+    redis_url = REDIS_URL.read(os.environ) or DEFAULT_REDIS_URL
+    service = NeuronService(
+        name=name,
+        client=connect(redis_url),
+        engine_command=engine_command(os.environ),
+        discovery=simulated or DeviceSampler(),
+        silence_limit_s=silence_limit_s(os.environ),
+        load_stall_limit_s=load_stall_limit_s(os.environ),
+        stall_limit_s=REDIS_STALL_S.read(os.environ),
+        cache_dir=data_dir / "models",
+        on_name_lost=ending.name_is_lost,
+        bodies=_logged_bodies(),
+    )
+    try:
+        service.lease.acquire(EarlierLife(data_dir, name))
+    except NameHeldError as error:
+        log.critical("%s", error)
+        return EXIT_NAME_HELD
+    except (RedisUntrustedError, InvitationVoidError) as error:
+        log.critical("%s", error)
+        return EXIT_MISCONFIGURED
+    app = create_app(name=name, redis_url=redis_url)
+    register_tasks(app, service)
+    worker = create_worker(app, name=name)
+    worker_shutting_down.connect(ending.begin, weak=False)
+    ending.watch(service)
+    service.start()
+    log.info("neuron %s is up (epoch %s)", name, service.epoch)
+    worker.start()
+    # Celery's worker calls an interrupt a failure.
+    exit_code = 0 if ending.is_asked_for else int(worker.exitcode or 0)
+    ending.finish()
+    return EXIT_NAME_LOST if ending.is_name_lost else exit_code
+
+
+def _logged_bodies() -> LoggedBodies:
+    bodies = LOG_BODIES.read(os.environ)
+    if bodies != LOG_BODIES.default:
+        log.warning("at debug level this log contains prompts and calls of: %s", bodies)
+    return bodies
+
+
+def _made_data_dir() -> Path:
+    """Engines inherit where it is. Raises ``SettingError``."""
+    data_dir = (DATA_DIR.read(os.environ) or Path("var")).resolve()
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(
+            f"the data directory {data_dir} cannot be made: {error.strerror}; "
+            f"set {DATA_DIR.name} to another one"
+        ) from None
+    os.environ[DATA_DIR.name] = str(data_dir)
+    return data_dir

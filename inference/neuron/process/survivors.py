@@ -1,0 +1,75 @@
+"""What of this neuron survives it: the specs of what is loaded, which its next life loads again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import redis
+
+from inference.neuron.process.specs import SpecStore
+from inference.neuron.replicas.by_model import Replicas
+from inference.neuron.replicas.context import ReplicaContext
+from inference.protocol.load import LoadFailure, LoadSpec
+from inference.protocol.preparing import blame, load_mark
+
+log = logging.getLogger(__name__)
+
+LETHAL = "the neuron ended while it read this model's tokenizer, and does not load it again"
+
+
+class Survivors:
+    def __init__(self, specs: SpecStore, replicas: Replicas, context: ReplicaContext) -> None:
+        self._specs = specs
+        self._replicas = replicas
+        self._context = context
+        self._is_restored = False
+
+    def restore(self) -> None:
+        """Once: loads what the last life had, what was used last first, so that it has room where
+        not all of it does. A model asked for since then keeps its new spec. Raises
+        ``redis.RedisError``."""
+        if self._is_restored:
+            return
+        specs = self._specs.read()
+        ordered = sorted((spec for spec in specs if spec.order), key=_last_used_first)
+        lethal = self._lethal(ordered)
+        restored = self._replicas.restore(ordered, self._context, lethal)
+        self._is_restored = True
+        for replica in restored:
+            if replica.spec.model in lethal:
+                log.error("%s is not loaded again: the last life ended of it", replica.spec.model)
+                replica.refuse(LoadFailure(code="bad_file", message=LETHAL))
+                continue
+            log.info("loading %s again: the last life of this neuron had it", replica.spec.model)
+            replica.keep_room()
+            replica.start()
+        if others := [spec.model for spec in specs if not spec.order]:
+            log.warning("not loaded again, saved without an order: %s", ", ".join(others))
+
+    def _lethal(self, specs: Iterable[LoadSpec]) -> set[str]:
+        """The models that the last life was reading, and nothing else, when it died."""
+        marks = self._context.marks.earlier
+        return {
+            spec.model
+            for spec in specs
+            if not blame(marks, [load_mark(spec.model)], 0).may_deliver_again
+        }
+
+    def write(self) -> None:
+        """Raises ``redis.RedisError``."""
+        self._specs.write(self._replicas.surviving_specs())
+
+    def save(self) -> None:
+        """Saves what is loaded, as soon as that changes. What ``restore`` has not read yet is not
+        ours to write."""
+        if not self._is_restored:
+            return
+        try:
+            self.write()
+        except redis.RedisError as error:
+            log.warning("load specs are not saved yet: %s", error)  # the next heartbeat does
+
+
+def _last_used_first(spec: LoadSpec) -> tuple[float, str]:
+    return (-(spec.last_used_unix_s or 0.0), spec.model)

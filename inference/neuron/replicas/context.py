@@ -1,0 +1,42 @@
+"""What a replica needs of the neuron it lives on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from inference.neuron.loads.admission import LoadAdmission
+from inference.neuron.loads.load import Load
+from inference.neuron.loads.queue import LoadQueue
+from inference.neuron.replicas.engine_process import EngineProcess
+from inference.neuron.replicas.restart_policy import RestartPolicy
+from inference.neuron.requests.intake.preparing_marks import PreparingMarks
+from inference.neuron.requests.live_request import AddressedEvent
+from inference.neuron.requests.request_table import RequestTable
+from inference.protocol.load import LoadSpec
+from inference.sandbox.pool import WorkerPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaContext:
+    table: RequestTable
+    publish: Callable[[list[AddressedEvent]], None]
+    start_engine: Callable[[LoadSpec], EngineProcess]
+    workers: WorkerPool
+    """They compile grammars and render chat templates."""
+    marks: PreparingMarks
+    loads: LoadQueue
+    admission: LoadAdmission
+    discard: Callable[[Load], None]
+    """The load can never succeed: what was downloaded for it goes."""
+    on_change: Callable[[], None]
+    """The status moved. Called without locks held."""
+    on_gone: Callable[[Load], None]
+    """Unloaded or stopped: the engine process has ended for good."""
+    restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
+    load_stall_limit_s: float | None = None
+    """How long a load may make no progress until it is ended; ``None``: for ever."""
+    clock: Callable[[], float] = time.monotonic
+    silence_limit_s: float | None = None
+    """How long an engine that has loaded may say nothing until it is killed; ``None``: for ever."""

@@ -1,0 +1,295 @@
+"""One run of a replica's engine process: what it says until it ends, and how it is made to end.
+
+    follow() … until the process closes its end ─▶ finish(): its requests fail, it is reaped
+
+The replica's supervising thread follows and finishes; any thread may ask for the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from inference.garbage import keep_imports
+from inference.neuron.errors import (
+    EngineGoneError,
+    engine_crashed,
+    engine_faulted,
+    engine_hung,
+    model_not_loaded,
+)
+from inference.neuron.replicas.context import ReplicaContext
+from inference.neuron.replicas.engine_process import EngineProcess
+from inference.neuron.replicas.record import ReplicaRecord
+from inference.neuron.replicas.silence import Silence
+from inference.neuron.requests.prompts.model_text import ModelText
+from inference.protocol.engine import (
+    Awake,
+    EngineFaulted,
+    EngineMessage,
+    FellAsleep,
+    Idle,
+    Loaded,
+    LoadFailedMessage,
+    LoadProgressed,
+    Sleep,
+    StepOutputs,
+    Wake,
+)
+from inference.protocol.events import Failure
+from inference.protocol.load import (
+    AsleepBytes,
+    LoadFailure,
+    LoadProgress,
+    LoadReport,
+    LoadSpec,
+    LoadStage,
+)
+from inference.protocol.preparing import broke_worker, load_mark
+from inference.text.errors import TextError
+
+log = logging.getLogger(__name__)
+
+TURNING_LIMIT_S = 300.0
+"""How long an engine may take to fall asleep or to wake before it is killed."""
+STOP_GRACE_S = 2.0
+"""How long an engine that was told to stop may take before it is killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEnd:
+    how: str
+    """How it ended, for people."""
+    failure: LoadFailure
+    """What the run came to, as the failure of a load."""
+    served_s: float
+    """Since it had loaded."""
+    is_refusal: bool
+    """It said itself why it does not load; how the process ended tells nothing more."""
+
+
+class EngineRun:
+    def __init__(
+        self,
+        engine: EngineProcess,
+        spec: LoadSpec,
+        record: ReplicaRecord,
+        context: ReplicaContext,
+        on_loaded: Callable[[LoadReport], None],
+        on_asleep: Callable[[AsleepBytes], None],
+        on_awake: Callable[[float], None],
+    ) -> None:
+        """``on_asleep`` takes what it holds, ``on_awake`` how many seconds it took."""
+        self.engine = engine
+        self._on_loaded = on_loaded
+        self._on_asleep = on_asleep
+        self._on_awake = on_awake
+        self._spec = spec
+        self._record = record
+        self._context = context
+        self._lock = threading.Lock()
+        self._silence: Silence | None = None
+        """``None`` until it has loaded."""
+        self._drain_deadline_s: float | None = None
+        self._sleeps_when_drained = False
+        self._turning_deadline_s: float | None = None
+        """While it falls asleep or wakes, of which it says nothing."""
+        self.has_ended = False
+        self._stop_sent_s: float | None = None
+        self._fault: Failure | None = None
+        """Why it ends, where that is known."""
+        self._load_failure: LoadFailure | None = None
+        self._begun_s = time.monotonic()
+        self._ready_s: float | None = None
+
+    # Any thread.
+
+    def drain(self, deadline_s: float, *, then_sleep: bool = False) -> None:
+        """End it once its requests are done, or at the deadline. ``then_sleep``: done with its
+        requests, it falls asleep instead."""
+        with self._lock:
+            self._drain_deadline_s = deadline_s
+            self._sleeps_when_drained = then_sleep
+        self.tick()
+
+    def wake(self) -> None:
+        """It sleeps, and has room."""
+        self._turn(Wake())
+
+    def tick(self) -> None:
+        """Ends an engine that is drained, kills one that hangs or does not stop when told."""
+        now_s = time.monotonic()
+        with self._lock:
+            drain_deadline_s, stop_sent_s = self._drain_deadline_s, self._stop_sent_s
+            silent_s = 0.0 if self._silence is None else self._silence.look(now_s)
+            turning_deadline_s = self._turning_deadline_s
+        limit_s = self._context.silence_limit_s
+        if limit_s is not None and silent_s > limit_s:
+            self._give_up(silent_s)
+        elif turning_deadline_s is not None and now_s > turning_deadline_s:
+            self._give_up(TURNING_LIMIT_S)
+        elif stop_sent_s is not None:
+            if now_s - stop_sent_s > STOP_GRACE_S:
+                self.engine.kill()
+        elif drain_deadline_s is not None and (now_s > drain_deadline_s or self._is_drained()):
+            self._drained(is_overdue=now_s > drain_deadline_s)
+
+    def _is_drained(self) -> bool:
+        """One that is to sleep would not be there for a request that is on its way to it; one that
+        ends refuses it."""
+        table = self._context.table
+        if self._sleeps_when_drained:
+            return not table.has_work_for(self._spec.model)
+        return table.count(self.engine) == 0
+
+    def _drained(self, *, is_overdue: bool) -> None:
+        with self._lock:
+            falls_asleep = self._sleeps_when_drained and not is_overdue
+            if falls_asleep and self._drain_deadline_s is None:
+                return  # another thread has told it
+            if falls_asleep:
+                self._drain_deadline_s = None
+        if falls_asleep:
+            self._turn(Sleep())
+        else:
+            self.stop()
+
+    def _turn(self, command: Sleep | Wake) -> None:
+        with self._lock:
+            self._silence = None
+            self._turning_deadline_s = time.monotonic() + TURNING_LIMIT_S
+        with contextlib.suppress(EngineGoneError):  # its end is reported by messages()
+            self.engine.send(command)
+
+    def stop(self) -> None:
+        """Tells it to stop at once, and does not wait for that."""
+        with self._lock:
+            self._stop_sent_s = time.monotonic()
+        self.engine.stop()
+
+    def end_load(self, failure: LoadFailure) -> None:
+        """Its load fails with that; the process ends now."""
+        self._load_failure = failure
+        self.engine.abandon()
+
+    def _give_up(self, silent_s: float) -> None:
+        model = self._spec.model
+        log.error("replica %s: its engine has said nothing for %.0f s", model, silent_s)
+        with self._lock:
+            self._silence = None
+            self._fault = engine_hung(model)
+        self.engine.abandon()
+
+    # The supervising thread.
+
+    def follow(self) -> None:
+        """Follows what the process says until it has closed its end."""
+        try:
+            for message in self.engine.messages():
+                self._take(message)
+                if self._load_failure is not None:
+                    self.engine.stop()
+        except BaseException:
+            log.exception("replica %s: bad message from its engine", self._spec.model)
+            self.engine.kill()
+
+    def finish(self, *, is_wanted: bool) -> EngineEnd:
+        """After ``follow``: what it was working on fails."""
+        served_s = 0.0 if self._ready_s is None else time.monotonic() - self._ready_s
+        with self._lock:
+            self._silence = self._turning_deadline_s = None
+        self.has_ended = True
+        self._record.engine_ended(is_wanted=is_wanted)
+        how = self.engine.reap()
+        failure = self._failure_of_requests(how, is_wanted=is_wanted)
+        self._context.publish(self._context.table.fail_engine(self.engine, failure))
+        code = self._fault.code if self._fault is not None else "engine_crashed"
+        crashed = LoadFailure(code=code, message=f"the engine process {how}")
+        return EngineEnd(
+            how=how,
+            failure=self._load_failure or crashed,
+            served_s=served_s,
+            is_refusal=self._load_failure is not None,
+        )
+
+    def _failure_of_requests(self, how: str, *, is_wanted: bool) -> Failure:
+        """What it was working on fails with. A request that it died under alone is not to be sent
+        again; of several nobody knows which it was."""
+        if self._fault is not None:
+            return self._fault
+        if is_wanted:
+            return model_not_loaded(self._spec.model)
+        submits = self._context.table.submits_of(self.engine)
+        if len(submits) != 1 or not self.engine.ended_by_itself:
+            return engine_crashed(self._spec.model)
+        submit = submits[0]
+        log.error(
+            "request %s (account %s, key %s) ended the engine of %s, which %s; it is not run again",
+            *(submit.request_id, submit.account, submit.key or "-", submit.model, how),
+        )
+        return broke_worker(f"the engine process of model {self._spec.model!r}")
+
+    def _take(self, message: EngineMessage) -> None:
+        match message:
+            case LoadFailedMessage(failure=failure):
+                self._load_failure = failure
+            case Loaded(report=report):
+                self._record.progressed(
+                    LoadProgress(stage=LoadStage.WARMUP, detail="its tokenizer")
+                )
+                self._become_ready(report)
+            case FellAsleep(held=held):
+                self._turned()
+                self._on_asleep(held)
+            case Awake(seconds=seconds):
+                self._turned()
+                self._on_awake(seconds)
+            case _:
+                self._take_while_running(message)
+
+    def _become_ready(self, report: LoadReport) -> None:
+        mark = load_mark(self._spec.model)
+        self._context.marks.begin(mark)
+        try:
+            text = ModelText.load(self._spec, report, self._context.workers)
+        except TextError as error:
+            self._load_failure = LoadFailure(code="bad_file", message=str(error))
+            return
+        finally:
+            self._context.marks.end(mark)
+        keep_imports()  # the text layer's are among them from the first model on
+        with self._lock:
+            self._silence = Silence()
+        self._on_loaded(report)
+        self._record.engine_loaded(self.engine, text)
+        took_s = time.monotonic() - self._begun_s
+        log.info("replica %s: ready after %.1f s", self._spec.model, took_s)
+        self._context.on_change()
+        self._ready_s = time.monotonic()
+
+    def _turned(self) -> None:
+        with self._lock:
+            self._silence, self._turning_deadline_s = Silence(), None
+
+    def _take_while_running(self, message: EngineMessage) -> None:
+        if self._silence is not None:
+            self._silence.end()
+        match message:
+            case StepOutputs(outputs=outputs, stats=stats):
+                applied = self._context.table.apply(outputs)
+                for sequence_id in applied.ended_early:
+                    self.engine.cancel(sequence_id)
+                self._context.publish(applied.events)
+                self._record.worked(stats)
+            case Idle(stats=stats):
+                self._record.idled(stats)
+            case LoadProgressed(progress=progress):
+                self._record.progressed(progress)
+            case EngineFaulted(code=code, message=text):
+                self._fault = engine_faulted(self._spec.model, code, text)
+        if self._drain_deadline_s is not None:
+            self.tick()

@@ -1,0 +1,370 @@
+"""One model loaded on this neuron, from the load job to the unload.
+
+    thread: admitted ─▶ start engine ─▶ follow it … end of file ─▶ fail what it ran ─▶ wait ─┐
+                             ▲                                                              │
+                             └──────────────────────────────────────────────────────────────┘
+
+One thread per replica supervises: it follows one engine run after the other. What is known of the
+replica is in its ``ReplicaRecord``, one engine's life in its ``EngineRun``, how it falls asleep and
+wakes in its ``Slumber``; other threads ask for work to be drained or stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+
+import msgspec
+
+from inference.loading.source_identity import local_identity
+from inference.neuron.errors import EngineGoneError, LoadRefusedError
+from inference.neuron.loads.load import Load
+from inference.neuron.loads.watch import GRACE_S
+from inference.neuron.replicas.context import ReplicaContext
+from inference.neuron.replicas.engine_process import EngineProcess
+from inference.neuron.replicas.engine_run import EngineEnd, EngineRun
+from inference.neuron.replicas.record import ReplicaRecord
+from inference.neuron.replicas.slumber import Slumber
+from inference.neuron.requests.prompts.model_text import ModelText
+from inference.protocol.engine import DropAdapter
+from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
+from inference.protocol.load import AsleepBytes, LoadFailure, LoadReport, LoadSpec, spec_digest
+from inference.supervised_threads import SupervisedThread
+
+log = logging.getLogger(__name__)
+
+DRAIN_TIMEOUT_S = 120.0
+"""How long an unload waits for requests in flight before it fails them."""
+
+
+class Replica:
+    def __init__(
+        self,
+        spec: LoadSpec,
+        context: ReplicaContext,
+        *,
+        recovering: bool = False,
+        predecessor: Replica | None = None,
+    ) -> None:
+        """``recovering``: an earlier life of the neuron had it loaded. ``predecessor``: a replica
+        of the same model that must be gone before this one's engine starts."""
+        self.spec = spec
+        self._context = context
+        self._predecessor = predecessor
+        self.load = Load(spec)
+        """Its place in the queue of loads, and its claim on memory."""
+        self._record = ReplicaRecord(
+            spec.model,
+            recovering=recovering,
+            num_failed_loads=0 if predecessor is None else predecessor.num_failed_loads_by(spec),
+            last_used_unix_s=spec.last_used_unix_s,
+        )
+        self._run: EngineRun | None = None
+        self._stall: LoadFailure | None = None
+        """Its load made no progress, and is being ended."""
+        self._abandoned = threading.Event()
+        """Its thread hung, and others count it as gone."""
+        self._end_asked = threading.Event()
+        self._gone = threading.Event()
+        self._slumber = Slumber(
+            self.load,
+            self._record,
+            context,
+            self._end_asked,
+            run=lambda: self._run,
+            adopt_job=self.adopt_job,
+        )
+        self._thread = SupervisedThread(
+            self._supervise, name=f"replica-{spec.model}", restarts=False
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def refuse(self, failure: LoadFailure) -> None:
+        """Instead of ``start``: it is not loaded, for that reason."""
+        self.load.file_identity = local_identity(self.spec)
+        self._record.give_up(failure)
+        self._leave_loads()
+
+    @property
+    def status(self) -> ReplicaStatus:
+        return self._record.status
+
+    def num_failed_loads_by(self, spec: LoadSpec) -> int:
+        """In a row; 0 where this one was loaded by another spec."""
+        is_same = spec_digest(self.spec) == spec_digest(spec)
+        return self._record.num_failed_loads if is_same else 0
+
+    @property
+    def unchanged_failure(self) -> LoadFailure | None:
+        """By which its load failed and would fail again: nothing has changed since. ``None`` as
+        well where only time is to pass."""
+        return self._record.unchanged_failure
+
+    def improve(self) -> None:
+        """Something has changed since it failed that the next load may profit from."""
+        self._record.improve()
+        self._context.on_change()
+
+    @property
+    def surviving_spec(self) -> LoadSpec | None:
+        """By which the neuron's next life loads it again; ``None`` after an unload or a refused
+        load. What left for it then must not leave once more."""
+        if not self._record.should_survive:
+            return None
+        last_used_unix_s = self._record.last_used_unix_s
+        return msgspec.structs.replace(self.spec, evict=[], last_used_unix_s=last_used_unix_s)
+
+    def keep_room(self) -> None:
+        """Keeps the memory that it needs before ``start``, as far as that is known. A refusal is
+        the start's to report."""
+        with contextlib.suppress(LoadRefusedError):
+            self._context.loads.accept(self.load)
+
+    def state(self) -> ReplicaState:
+        holding = self._context.loads.holding(self.load)
+        kept_bytes = holding.num_bytes if holding is not None else None
+        return self._record.state(self.spec, self.load.devices, kept_bytes)
+
+    def adopt_job(self, spec: LoadSpec) -> None:
+        """A second load job asks for what is here already: it is this replica's from now on."""
+        self.spec = msgspec.structs.replace(self.spec, job_id=spec.job_id, order=spec.order)
+
+    def take_request(self) -> tuple[EngineProcess, ModelText]:
+        """What runs a new request. Raises ``RequestRefusedError`` unless the model is ready."""
+        return self._record.take_request()
+
+    def is_idle(self) -> bool:
+        """Nothing runs in it or is on its way to it, and nobody waits for it to load."""
+        return self._is_idle_as(self._record.status)
+
+    def drop_adapter(self, name: str) -> None:
+        if (run := self._run) is not None:
+            with contextlib.suppress(EngineGoneError):  # and the adapter with it
+                run.engine.send(DropAdapter(name=name))
+
+    def drain(self) -> None:
+        """Unload: take nothing new, wait for what runs, end the engine. A load is given up. Returns
+        at once."""
+        if self._slumber.call_off() or self._record.begin_draining():
+            self._drain()
+
+    def drain_if_idle(self) -> bool:
+        """``drain``, unless it has work again. One that is leaving already has none."""
+        if self._slumber.call_off() or self._record.begin_draining(only_if=self._is_idle_as):
+            self._drain()
+        return self._record.status is ReplicaStatus.DRAINING
+
+    def sleep(self, job_id: str) -> None:
+        """Take nothing new, wait for what runs, fall asleep. Returns at once. Where it cannot it
+        serves on, and its state says so for that job."""
+        why = self._slumber.why_not_asleep() if not self._slumber.fall_asleep() else None
+        if why is not None:
+            log.warning("%s does not fall asleep: %s", self.spec.model, why)
+            self._record.sleep_refused(job_id, why)
+            self._context.on_change()
+
+    def wake(self, spec: LoadSpec) -> None:
+        """``spec`` asks for it, and says what leaves for it. Nothing to do where it does not sleep,
+        and is not about to. Returns at once."""
+        self._slumber.wake(spec)
+
+    @property
+    def is_resting(self) -> bool:
+        """It sleeps, or is about to."""
+        return self._slumber.is_falling_asleep or self.status is ReplicaStatus.ASLEEP
+
+    @property
+    def may_sleep_as(self) -> AsleepBytes | None:
+        return self._record.may_sleep_as
+
+    def leave_if_idle(self, *, may_sleep: bool) -> bool:
+        """Falls asleep or leaves if nothing runs here, as ``Evictable`` says."""
+        if may_sleep and self._slumber.fall_asleep(only_if=self._is_idle_as):
+            return True
+        return self.drain_if_idle()
+
+    def wait_left(self, timeout_s: float | None = None) -> bool:
+        return self._slumber.wait_left(timeout_s)
+
+    def _is_idle_as(self, status: ReplicaStatus) -> bool:
+        if status in (ReplicaStatus.FAILED, ReplicaStatus.DRAINING, ReplicaStatus.ASLEEP):
+            return True
+        has_work = self._context.table.has_work_for(self.spec.model)
+        return status is ReplicaStatus.READY and not has_work
+
+    def _drain(self) -> None:
+        self._end_asked.set()
+        self._slumber.stays(is_gone=self._gone.is_set())
+        self._context.loads.wake()
+        self._context.on_change()
+        run = self._run
+        if self._gone.is_set():  # it had failed: there is no thread to say so
+            self._context.on_gone(self.load)
+        elif run is not None:
+            run.drain(time.monotonic() + DRAIN_TIMEOUT_S)
+
+    def tick(self) -> None:
+        """Once a second: ends a drained engine, kills one that hangs or does not stop when told."""
+        if (run := self._run) is not None:
+            run.tick()
+        limit_s = self._context.load_stall_limit_s
+        if limit_s is not None and (stall := self._record.stall(self._context.clock(), limit_s)):
+            self._end_stalled_load(*stall, limit_s)
+
+    def _end_stalled_load(self, stalled_s: float, failure: LoadFailure, limit_s: float) -> None:
+        """Its download or engine is ended. A load whose own thread hangs is given up without that,
+        so that later loads get their turn."""
+        if self._stall is None:
+            self._stall = failure
+            log.error("replica %s: %s; it is ended", self.spec.model, failure.message)
+            if (run := self._run) is not None:
+                run.end_load(failure)
+        elif stalled_s > limit_s + GRACE_S and not self._abandoned.is_set():
+            self._abandoned.set()
+            log.critical("replica %s: its thread hangs; it is given up", self.spec.model)
+            self._record.give_up(failure)
+            self._leave_loads()
+
+    def stop(self) -> None:
+        """The neuron is ending: the engine is told to stop at once. Returns at once."""
+        self._end_asked.set()
+        self._context.loads.wake()
+        if (run := self._run) is not None:
+            run.stop()
+
+    def kill(self) -> None:
+        if (run := self._run) is not None:
+            run.engine.kill()
+
+    def wait_gone(self, timeout_s: float | None = None) -> bool:
+        return self._gone.wait(timeout_s)
+
+    # The supervising thread.
+
+    def _supervise(self) -> None:
+        if self._predecessor is not None:
+            self._predecessor.wait_gone()
+            self._predecessor = None
+        try:
+            while not self._end_asked.is_set():
+                delay_s = self._run_contained()
+                if delay_s is None:
+                    break
+                self._end_asked.wait(delay_s)
+        finally:
+            if not self._abandoned.is_set():
+                self._leave_loads()
+
+    def _leave_loads(self) -> None:
+        self._context.loads.release(self.load)
+        if self.status is not ReplicaStatus.FAILED:
+            self._context.on_gone(self.load)
+        self._gone.set()
+        self._slumber.is_gone()
+        self._context.on_change()
+
+    def _run_contained(self) -> float | None:
+        """As ``_run_engine``. Whatever that raises counts as the end of an engine."""
+        try:
+            return self._run_engine()
+        except BaseException:
+            log.exception("replica %s: its supervisor broke", self.spec.model)
+            if self._abandoned.is_set():
+                return None
+            run, self._run = self._run, None
+            if run is not None:
+                run.engine.kill()
+                run.finish(is_wanted=self._end_asked.is_set())
+            self._context.loads.engine_ended(self.load)
+            message = "the neuron broke while it followed the engine; its log says more"
+            failure = LoadFailure(code="engine_crashed", message=message)
+            return self._next_start(failure, 0.0)
+
+    def _run_engine(self) -> float | None:
+        """One engine from start to end. Seconds until the next; ``None``: there is none."""
+        self._stall = None
+        try:
+            spec = self._engine_spec()
+        except LoadRefusedError as refused:
+            return None if self._abandoned.is_set() else self._refused(refused.failure)
+        if spec is None or self._abandoned.is_set():
+            return None
+        try:
+            engine = self._context.start_engine(spec)
+        except OSError as error:
+            how = f"could not be started: {error}"
+            failure = LoadFailure(code="engine_crashed", message=f"the engine process {how}")
+            return self._crashed(failure, 0.0, how)
+        self._context.loads.started(self.load, engine.pid)
+        end = self._follow(
+            EngineRun(
+                engine,
+                self.spec,
+                self._record,
+                self._context,
+                self._loaded,
+                self._slumber.fell_asleep,
+                self._slumber.woke,
+            )
+        )
+        if self._abandoned.is_set():
+            return None
+        was_resting = self._slumber.engine_ended()
+        self._context.loads.engine_ended(self.load)
+        if self._end_asked.is_set() or was_resting:  # asleep it is as good as unloaded
+            log.info("replica %s: engine process %d %s", self.spec.model, engine.pid, end.how)
+            return None
+        if end.is_refusal:
+            return self._refused(end.failure)
+        return self._crashed(end.failure, end.served_s, end.how)
+
+    def _engine_spec(self) -> LoadSpec | None:
+        """``None``: it was cancelled. Raises ``LoadRefusedError``."""
+        if self.load.is_settled:
+            return self._context.loads.begin_again(self.load)
+        self._record.engine_started()
+        self.load.file_identity = local_identity(self.spec)
+        spec = self._context.admission.admit(self.load, self._is_cancelled, self._record.progressed)
+        if spec is None and self._stall is not None:
+            raise LoadRefusedError(self._stall)
+        return spec
+
+    def _is_cancelled(self) -> bool:
+        return self._end_asked.is_set() or self._stall is not None
+
+    def _follow(self, run: EngineRun) -> EngineEnd:
+        self._run = run
+        self._record.engine_started()
+        if self._end_asked.is_set():  # asked between the check and the start
+            run.stop()
+        run.follow()
+        self._run = None
+        return run.finish(is_wanted=self._end_asked.is_set())
+
+    def _loaded(self, report: LoadReport) -> None:
+        if self._abandoned.is_set():
+            raise LoadRefusedError(self._stall or LoadFailure(code="load_stalled", message=""))
+        self._context.loads.loaded(self.load, report)
+
+    def _refused(self, failure: LoadFailure) -> float | None:
+        self._context.loads.release(self.load)
+        self.load.is_settled = False  # its memory is no longer kept: the next one asks for it
+        if self._end_asked.is_set():
+            return None
+        log.error("replica %s: not loaded (%s): %s", self.spec.model, failure.code, failure.message)
+        if failure.is_permanent:
+            self._context.discard(self.load)
+        return self._next_start(failure, 0.0)
+
+    def _crashed(self, failure: LoadFailure, served_s: float, how: str) -> float | None:
+        log.error("replica %s: the engine process %s", self.spec.model, how)
+        return self._next_start(failure, served_s)
+
+    def _next_start(self, failure: LoadFailure, served_s: float) -> float | None:
+        delay_s = self._record.failed(failure, served_s, self._context.restart_policy)
+        self._context.on_change()
+        return delay_s

@@ -1,0 +1,202 @@
+"""How a replica falls asleep and wakes: its engine gives its device back and keeps the weights.
+
+    READY ─fall_asleep─▶ DRAINING ─ requests are done ─▶ the engine is told ─▶ ASLEEP
+                                                                                 │ wake
+    READY ◀─ the engine is told ◀─ its turn, and room as for a load ◀─ LOADING ◀─┘
+
+Waking waits in a thread of its own, as the supervising one listens to the engine. An engine that
+dies asleep is as good as unloaded; one that dies while it wakes is started anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from inference.neuron.errors import LoadRefusedError
+from inference.neuron.loads.load import Load
+from inference.neuron.replicas.context import ReplicaContext
+from inference.neuron.replicas.engine_run import EngineRun
+from inference.neuron.replicas.record import ReplicaRecord
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load import AsleepBytes, LoadFailure, LoadSpec
+from inference.supervised_threads import SupervisedThread
+
+log = logging.getLogger(__name__)
+
+DRAIN_TIMEOUT_S = 120.0
+"""How long requests in flight may take before it is unloaded instead."""
+LOOK_AGAIN_S = 0.2
+
+
+class Slumber:
+    """Any thread may call; only ``engine_ended`` waits, for the thread that wakes."""
+
+    def __init__(
+        self,
+        load: Load,
+        record: ReplicaRecord,
+        context: ReplicaContext,
+        end_asked: threading.Event,
+        *,
+        run: Callable[[], EngineRun | None],
+        adopt_job: Callable[[LoadSpec], None],
+    ) -> None:
+        self._load = load
+        self._record = record
+        self._context = context
+        self._end_asked = end_asked
+        self._run = run
+        self._adopt_job = adopt_job
+        self._lock = threading.Lock()
+        self._left = threading.Event()
+        self._waker: SupervisedThread | None = None
+        self._wanted: LoadSpec | None = None
+        """What asked for it last."""
+        self.is_falling_asleep = False
+
+    def fall_asleep(self, only_if: Callable[[ReplicaStatus], bool] = lambda _: True) -> bool:
+        """``False``: it cannot, ``only_if`` says no, or the host has no room for its weights."""
+        asleep, run = self._record.may_sleep_as, self._run()
+        if asleep is None or run is None:
+            return False
+        if not self._context.loads.keep_host_room(self._load, asleep.host_bytes):
+            return False
+        with self._lock:
+            if not self._record.begin_draining(
+                lambda status: status is ReplicaStatus.READY and only_if(status)
+            ):
+                self._context.loads.host_room_unused(self._load)
+                return False
+            self.is_falling_asleep = True
+        log.info("%s falls asleep once its requests are done", self._load.spec.model)
+        self._context.on_change()
+        run.drain(time.monotonic() + DRAIN_TIMEOUT_S, then_sleep=True)
+        return True
+
+    def why_not_asleep(self) -> str | None:
+        """After ``fall_asleep`` said no. ``None``: it rests already."""
+        status, asleep = self._record.status, self._record.may_sleep_as
+        if self.is_falling_asleep or status is ReplicaStatus.ASLEEP:
+            return None
+        if asleep is not None:
+            return f"the host has no room for {asleep.host_bytes:,} bytes of weights"
+        if status is not ReplicaStatus.READY:
+            return f"it is {status.value}"
+        return "models of its kind are only unloaded"
+
+    def call_off(self) -> bool:
+        """Calls falling asleep off, because it is to be unloaded. Returns whether it was under
+        way."""
+        with self._lock:
+            was_falling, self.is_falling_asleep = self.is_falling_asleep, False
+            return was_falling
+
+    def wake(self, spec: LoadSpec) -> None:
+        """Wakes it where it sleeps or is about to, for the job of ``spec``, which says what leaves
+        for it."""
+        with self._lock:
+            self._wanted = spec
+            rests = self.is_falling_asleep or self._record.status is ReplicaStatus.ASLEEP
+            if not rests or self._waker is not None:
+                return
+            name = f"wakes-{self._load.spec.model}"
+            self._waker = SupervisedThread(
+                self._wake, name=name, restarts=False, on_broken=lambda _: self._sleep_on()
+            )
+            self._waker.start()
+
+    def wait_left(self, timeout_s: float | None = None) -> bool:
+        """Waits until it is asleep or gone. Returns whether it is."""
+        return self._left.wait(timeout_s)
+
+    def stays(self, *, is_gone: bool) -> None:
+        """Called when it is unloaded from here on: one that sleeps has not left yet."""
+        if not is_gone:
+            self._left.clear()
+
+    def is_gone(self) -> None:
+        self._left.set()
+
+    # The supervising thread.
+
+    def fell_asleep(self, held: AsleepBytes) -> None:
+        with self._lock:
+            if not self.is_falling_asleep:
+                return  # it has been called off
+            self.is_falling_asleep = False
+            self._context.loads.fell_asleep(self._load, held)
+            self._record.fell_asleep(held)
+        log.info("%s is asleep", self._load.spec.model)
+        self._left.set()
+        self._context.on_change()
+
+    def woke(self, seconds: float) -> None:
+        self._context.loads.awake(self._load)
+        self._record.woke()
+        log.info("%s woke in %.2f s", self._load.spec.model, seconds)
+        self._context.on_change()
+
+    def engine_ended(self) -> bool:
+        """Whether it rested, and is gone with its engine. One that was to wake is to be loaded from
+        its files."""
+        with self._lock:
+            was_falling, self.is_falling_asleep = self.is_falling_asleep, False
+            waker = self._waker
+        if waker is not None:
+            waker.join()
+        rested = was_falling or self._record.status is ReplicaStatus.ASLEEP
+        if rested or self._load.asleep is not None:
+            self._context.loads.release(self._load)
+            self._load.is_settled = False
+        return rested
+
+    # The thread that wakes.
+
+    def _wake(self) -> None:
+        try:
+            self._try_to_wake()
+        finally:
+            with self._lock:
+                self._waker = None
+
+    def _sleep_on(self) -> None:
+        """Waking broke: others get the turn, and it may be woken again."""
+        self._context.loads.leave(self._load)
+        message = "waking it broke; the neuron's log says more"
+        self._record.sleeps_on(LoadFailure(code="engine_crashed", message=message))
+        self._left.set()
+        self._context.on_change()
+
+    def _try_to_wake(self) -> None:
+        run = self._run()
+        while self.is_falling_asleep and not self._left.wait(LOOK_AGAIN_S):
+            pass
+        with self._lock:
+            wanted = self._wanted
+        if run is None or wanted is None or not self._record.begin_waking():
+            return
+        self._adopt_job(wanted)
+        self._load.spec = msgspec.structs.replace(self._load.spec, evict=wanted.evict)
+        self._left.clear()
+        self._context.on_change()
+
+        def is_cancelled() -> bool:
+            return self._end_asked.is_set() or run.has_ended
+
+        try:
+            has_room = self._context.admission.readmit(
+                self._load, is_cancelled, self._record.progressed
+            )
+        except LoadRefusedError as refused:
+            log.warning("%s sleeps on: %s", self._load.spec.model, refused.failure.message)
+            self._record.sleeps_on(refused.failure)
+            self._left.set()
+            self._context.on_change()
+            return
+        if has_room:
+            run.wake()

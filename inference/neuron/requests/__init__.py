@@ -1,0 +1,1 @@
+"""Every request that has not ended, from the inbox to its answer."""

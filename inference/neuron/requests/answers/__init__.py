@@ -1,0 +1,1 @@
+"""From an engine's token ids to the events of an answer."""

@@ -1,0 +1,52 @@
+"""What ``echo`` puts before an answer: the prompt's text, and its tokens' logprobs where the client
+asked for logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from inference.neuron.requests.answers.text_logprobs import text_logprob
+from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.requests.prompts.prompts import Prepared
+from inference.protocol.events import TextLogprob
+from inference.protocol.generation import GenerationRequest, TextInput
+from inference.protocol.sampling import TokenLogprob
+from inference.text.detokenizer import Detokenizer
+from inference.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Echo:
+    text: str
+    logprobs: list[TextLogprob] = field(default_factory=list)
+    """The log probabilities of the prompt's tokens; all but the first's come from the engine."""
+    num_top: int | None = None
+    """How many of the most likely stand beside each; ``None``: no logprobs are told."""
+
+    def keep(self, prompt_logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> None:
+        """Keeps what comes before the answer begins."""
+        if self.num_top is None:
+            return
+        for entry in prompt_logprobs:
+            shown = msgspec.structs.replace(entry, top=entry.top[: self.num_top])
+            self.logprobs.append(text_logprob(shown, tokenizer))
+
+
+def echo_of(index: int, request: GenerationRequest, prepared: Prepared, text: ModelText) -> Echo:
+    """Before an answer to prompt ``index``."""
+    echo = Echo(_text(index, request, prepared, text), num_top=request.sampling.top_logprobs)
+    if echo.num_top is not None:
+        first_token_id = prepared.prompts[index][0]
+        echo.logprobs.append(text_logprob(TokenLogprob(first_token_id, None), text.tokenizer))
+    return echo
+
+
+def _text(index: int, request: GenerationRequest, prepared: Prepared, text: ModelText) -> str:
+    """The client's own text, or its tokens as text."""
+    if isinstance(request.input, TextInput):
+        return request.input.texts[index]
+    detokenizer = Detokenizer(text.tokenizer)
+    return detokenizer.feed(prepared.prompts[index]) + detokenizer.flush()

@@ -1,0 +1,1 @@
+"""Submitted requests: taken from the inbox, queued in lanes, started."""

@@ -1,0 +1,130 @@
+"""From a parsed embedding request to the token ids that the engine runs: tokenized and checked.
+
+An input over the model's limit is refused with both numbers, and cut only where the client wants
+that. Pure but for the tokenizer's files.
+"""
+
+from __future__ import annotations
+
+from inference.neuron.errors import RequestRefusedError, context_length_exceeded
+from inference.neuron.requests.prompts.model_text import ModelText
+from inference.protocol.events import Failure
+from inference.protocol.generation import (
+    EmbeddingRequest,
+    PairsInput,
+    ScoreRequest,
+    TextInput,
+    TokensInput,
+)
+from inference.protocol.load import LoadReport
+from inference.text.errors import TooManyTokensError
+
+
+def prepare_embedding(request: EmbeddingRequest, text: ModelText) -> list[list[int]]:
+    """Token ids of each input. Text gets the special tokens that the model puts around it; token
+    ids are taken as they are. Raises ``RequestRefusedError``."""
+    _check_dimensions(request.dimensions, text.report)
+    if request.cuts_inputs:
+        inputs = _cut_inputs(request, request.max_input_tokens or text.report.context_tokens, text)
+    else:
+        inputs = _token_ids(request.input, text)
+    for index, token_ids in enumerate(inputs):
+        _check(token_ids, index, text.report)
+    return inputs
+
+
+def prepare_scoring(request: ScoreRequest, text: ModelText) -> list[list[int]]:
+    """Token ids of each pair for a model that scores pairs, else of each text, the first ones
+    first. Raises ``RequestRefusedError``."""
+    given = request.input
+    seconds = [_cut(one, given.max_second_tokens, text) for one in given.seconds]
+    if text.report.kind == "embedding":
+        inputs = [_encoded(one, index, text) for index, one in enumerate([*given.firsts, *seconds])]
+    else:
+        pairs = PairsInput(firsts=given.firsts, seconds=seconds).pairs
+        inputs = [_encoded(pair, index, text) for index, pair in enumerate(pairs)]
+    for index, token_ids in enumerate(inputs):
+        _check(token_ids, index, text.report)
+    return inputs
+
+
+def _cut_inputs(request: EmbeddingRequest, max_tokens: int, text: ModelText) -> list[list[int]]:
+    if isinstance(request.input, TokensInput):
+        return [token_ids[:max_tokens] for token_ids in request.input.prompts]
+    return [text.tokenizer.encode_start(one, max_tokens) for one in request.input.texts]
+
+
+def _cut(one: str, max_tokens: int | None, text: ModelText) -> str:
+    return one if max_tokens is None else text.tokenizer.cut(one, max_tokens)
+
+
+def _token_ids(given: TextInput | TokensInput, text: ModelText) -> list[list[int]]:
+    if isinstance(given, TokensInput):
+        return given.prompts
+    return [_encoded(one, index, text) for index, one in enumerate(given.texts)]
+
+
+def _encoded(one: str | tuple[str, str], index: int, text: ModelText) -> list[int]:
+    """Refused by its size alone where that tells that it is too long."""
+    limit = text.report.context_tokens
+    parts = [one] if isinstance(one, str) else one
+    if (least_tokens := sum(map(text.tokenizer.least_tokens, parts))) > limit:
+        raise _too_long(index, least_tokens, limit, f"at least {least_tokens}")
+    try:
+        if not isinstance(one, str):
+            return text.tokenizer.encode_pair(one, max_tokens=limit)
+        return text.tokenizer.encode(one, add_special_tokens=True, max_tokens=limit)
+    except TooManyTokensError as error:
+        raise _too_long(index, error.num_tokens, limit) from None
+
+
+def _check(token_ids: list[int], index: int, report: LoadReport) -> None:
+    limit, vocab_size = report.context_tokens, report.vocab_size
+    if not token_ids:
+        raise _refusal("empty_prompt", f"input {index} holds no tokens", "input")
+    if len(token_ids) > limit:
+        raise _too_long(index, len(token_ids), limit)
+    for token_id in (min(token_ids), max(token_ids)):
+        if not 0 <= token_id < vocab_size:
+            message = (
+                f"input {index} has the token id {token_id}, which is outside this model's "
+                f"vocabulary of {vocab_size}"
+            )
+            raise _refusal("bad_token_id", message, "input")
+
+
+def _too_long(index: int, num_tokens: int, limit: int, words: str = "") -> RequestRefusedError:
+    """``words``: the number, where it is none that was counted."""
+    message = (
+        f"this model's maximum input length is {limit} tokens and input {index} has "
+        f"{words or num_tokens}"
+    )
+    failure = context_length_exceeded(
+        message, "input", prompt_tokens=num_tokens, context_tokens=limit
+    )
+    return RequestRefusedError(failure)
+
+
+def _check_dimensions(asked: int | None, report: LoadReport) -> None:
+    """Leading dimensions are of use alone only in models that were trained so, and those that say
+    so of themselves are the ones that may be asked; nothing can tell by looking at vectors."""
+    own = report.embedding_dimensions
+    if asked is None or asked == own:
+        return
+    if own is None or asked > own:
+        message = f"this model's vectors have {own} dimensions and you asked for {asked}"
+        raise _refusal("invalid_value", message, "dimensions")
+    if not report.is_matryoshka:
+        message = (
+            f"this model's vectors have {own} dimensions, and its config.json does not declare "
+            "that fewer of them are of use (is_matryoshka, matryoshka_dimensions)"
+        )
+        raise _refusal("unsupported_parameter", message, "dimensions")
+    if report.matryoshka_dimensions and asked not in report.matryoshka_dimensions:
+        known = ", ".join(map(str, report.matryoshka_dimensions))
+        message = f"this model gives vectors of {known} or {own} dimensions, not of {asked}"
+        raise _refusal("invalid_value", message, "dimensions")
+
+
+def _refusal(code: str, message: str, param: str) -> RequestRefusedError:
+    return RequestRefusedError(Failure(code=code, message=message, param=param))

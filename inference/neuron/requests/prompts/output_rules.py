@@ -1,0 +1,145 @@
+"""What a request demands of its answer, as the grammar that the engine is told.
+
+    tools auto            free text, unless strict tools or single calls ask for a grammar
+    tools required        calls                        response format            JSON
+    tools auto + format   calls | JSON                 tools required + format    calls
+
+Schemas are checked here, before the engine hears of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from inference.neuron.errors import RequestRefusedError, invalid_schema
+from inference.neuron.requests.prompts.model_text import ModelText
+from inference.protocol.events import Failure
+from inference.protocol.generation import (
+    ChatInput,
+    GenerationRequest,
+    OutputFormat,
+    ToolChoice,
+    ToolDefinition,
+)
+from inference.protocol.sampling import Grammar
+from inference.text.bare_calls import ARGUMENTS_KEYS, bare_call_part
+from inference.text.chat_options import rendered_tools, wants_thinking
+from inference.text.grammar_parts import calls_part, json_part
+from inference.text.grammars import Thinking, answer_grammar
+from inference.text.tool_calls.errors import UnsupportedSchemaError
+
+
+def request_grammar(
+    request: GenerationRequest, text: ModelText, *, starts_thinking: bool = False
+) -> Grammar | None:
+    """Raises ``RequestRefusedError`` for schemas and tools that cannot be enforced."""
+    parts: list[dict[str, Any]] = []
+    thinking, must_call, num_calls = Thinking.NONE, False, 0
+    if isinstance(request.input, ChatInput):
+        parts += _call_parts(request.input, request.output_format, text)
+        num_calls = len(parts)
+        thinking = _thinking(request.input, text, starts_thinking)
+        must_call = request.input.tool_choice.mode == "required"
+    if request.output_format is not None and not must_call:
+        parts.append(_format_part(request.output_format, text))
+    if not parts:
+        return None
+    if text.report.grammar_problem is not None:
+        message = f"this model's answers cannot be held to a grammar: {text.report.grammar_problem}"
+        raise RequestRefusedError(Failure(code="unsupported_parameter", message=message))
+    grammar = answer_grammar(
+        parts,
+        thinking=thinking,
+        markers=text.markers,
+        end_token_ids=text.report.eos_token_ids,
+        num_calls=num_calls,
+    )
+    text.jobs.check_grammar(grammar.text, _path_of(parts, num_calls, request.output_format))
+    return grammar
+
+
+def _path_of(
+    parts: Sequence[dict[str, Any]], num_calls: int, output_format: OutputFormat | None
+) -> str | None:
+    """Where what the answer must be stood in the client's body; ``None``: in several places."""
+    if num_calls == len(parts):
+        return "tools"
+    return None if num_calls or output_format is None else output_format.path
+
+
+def _thinking(chat: ChatInput, text: ModelText, starts_thinking: bool) -> Thinking:
+    """A model that was told not to think is held to it, unless its template opens the block or it
+    cannot be told."""
+    if starts_thinking:
+        return Thinking.OPENED
+    if text.markers is not None and text.markers.channels is not None:
+        return Thinking.POSSIBLE
+    if text.markers is None or wants_thinking(chat) is False:
+        return Thinking.NONE
+    return Thinking.POSSIBLE
+
+
+def _format_part(output_format: OutputFormat, text: ModelText) -> dict[str, Any]:
+    """Checked by itself, so that a refusal names its own place."""
+    if not output_format.is_json:
+        return {"lark_grammar": text.jobs.lark_text(output_format)}
+    schema = output_format.schema
+    if schema is not None:
+        schema = text.jobs.checked_schema(schema, output_format.path)
+    return json_part(schema)
+
+
+def _call_parts(
+    chat: ChatInput, output_format: OutputFormat | None, text: ModelText
+) -> list[dict[str, Any]]:
+    """The calls that the answer must or may be; empty: nothing is enforced."""
+    tools, choice = rendered_tools(chat), chat.tool_choice
+    if choice.mode == "required":
+        _check_choice(choice, tools)
+    if not tools:
+        return []
+    tool_format = text.tool_format_of(chat)
+    if tool_format is None:
+        message = (
+            "how this model writes tool calls is not known here: only a tool_choice that forces a "
+            "call can be honoured"
+        )
+        failure = Failure(code="unsupported_parameter", message=message, param="tools")
+        raise RequestRefusedError(failure)
+    key = ARGUMENTS_KEYS.get(tool_format.name)
+    may_be_json = output_format is not None and choice.mode == "auto"
+    if may_be_json:
+        choice = ToolChoice(mode="required")
+    tools = [_checked_tool(tool, text, is_forced=choice.mode == "required") for tool in tools]
+    if may_be_json and key is not None:
+        return [bare_call_part(tool, key) for tool in tools]
+    try:
+        lark = tool_format.grammar(
+            tools, choice, parallel=chat.parallel_tool_calls, tokenizer=text.tokenizer
+        )
+    except UnsupportedSchemaError as error:
+        raise RequestRefusedError(invalid_schema(str(error), error.param)) from error
+    return [] if lark is None else [calls_part(lark)]
+
+
+def _check_choice(choice: ToolChoice, tools: Sequence[ToolDefinition]) -> None:
+    if not tools:
+        message = "a call is required and there are no tools"
+    elif choice.name not in {None, *(tool.name for tool in tools)}:
+        message = f"there is no tool named {choice.name!r}"
+    else:
+        return
+    failure = Failure(code="invalid_value", message=message, param="tool_choice")
+    raise RequestRefusedError(failure)
+
+
+def _checked_tool(tool: ToolDefinition, text: ModelText, *, is_forced: bool) -> ToolDefinition:
+    """A strict tool's schema must be enforced whole; another one's as far as it can be, and only
+    where a call is forced."""
+    if tool.parameters is None or not (tool.strict or is_forced):
+        return tool
+    checked = text.jobs.checked_schema(tool.parameters, tool.path, is_lenient=not tool.strict)
+    return msgspec.structs.replace(tool, parameters=checked)

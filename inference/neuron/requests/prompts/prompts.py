@@ -1,0 +1,144 @@
+"""From a parsed request to what the engine runs: text rendered, tokenized, checked, decided.
+
+    GenerationRequest ─▶ prompt_tokens ─▶ answer_limit ─▶ resolve_sampling ─▶ grammar ─▶ Prepared
+
+Pure but for the tokenizer's files. Knows no Redis, no process, no other request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from inference.neuron.errors import (
+    RequestRefusedError,
+)
+from inference.neuron.requests.answers.prompt_scores import check_scores, num_scored
+from inference.neuron.requests.prompts.allowance import UNBOUNDED, Allowance
+from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.requests.prompts.output_limits import AnswerLimit, answer_limit
+from inference.neuron.requests.prompts.output_rules import request_grammar
+from inference.neuron.requests.prompts.prompt_images import PlacedImage
+from inference.neuron.requests.prompts.prompt_tokens import prompt_tokens
+from inference.neuron.requests.prompts.sampling_params import resolve_sampling
+from inference.neuron.requests.prompts.shortening import shortened
+from inference.neuron.requests.prompts.thinking import Thinking
+from inference.protocol.generation import (
+    ChatInput,
+    GenerationRequest,
+    TokenCountRequest,
+    ToolDefinition,
+)
+from inference.protocol.sampling import SamplingParams
+from inference.text.chat_options import rendered_tools
+
+NO_THINKING = Thinking()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What the engine is to run, and what the text layer must know of it."""
+
+    prompts: list[list[int]]
+    params: SamplingParams
+    limit: AnswerLimit
+    continues_text: bool
+    """The answer goes on from the prompt's text, so its first space is part of it."""
+    thinking: Thinking = NO_THINKING
+    tools: Sequence[ToolDefinition] = ()
+    """The tools that the answer may call."""
+    num_lost_turns: int = 0
+    """The oldest, which did not fit and might be left out."""
+    images: Sequence[PlacedImage] = ()
+    """The images of the prompt; there is one prompt then."""
+    prediction: Sequence[int] = ()
+    """What the client expects in the output."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+
+def prepare(
+    request: GenerationRequest, text: ModelText, allowance: Allowance = UNBOUNDED
+) -> Prepared:
+    """Raises ``RequestRefusedError`` with the failure to tell the client."""
+    request, num_lost_turns = _fitting(request, text)
+    prompts, images = prompt_tokens(request.input, text, text.report.context_tokens - 1)
+    allowance.check_prompt(sum(map(len, prompts)))
+    check_scores(request, sum(map(len, prompts)))
+    limit = answer_limit(
+        request,
+        num_prompt_tokens=max(map(len, prompts)),
+        context_tokens=text.report.context_tokens,
+        max_output_tokens=text.max_output_tokens,
+        cap_output_tokens=allowance.output_tokens,
+    )
+    # The engine samples one token at least; where none was asked for, nobody is told.
+    params = resolve_sampling(request.sampling, max(1, limit.max_tokens), text.report)
+    if not isinstance(request.input, ChatInput):
+        params = msgspec.structs.replace(
+            params,
+            grammar=request_grammar(request, text),
+            prompt_logprobs=num_scored(request),
+        )
+        return Prepared(prompts=prompts, params=params, limit=limit, continues_text=True)
+    thinking = Thinking.of(request.input, prompts[0], text)
+    opens_with_token = thinking.is_open and thinking.phrases is None
+    grammar = request_grammar(request, text, starts_thinking=opens_with_token)
+    thinking.check(grammar)
+    return Prepared(
+        prompts=prompts,
+        params=msgspec.structs.replace(
+            params, grammar=grammar, thinking_limit=thinking.limit(request.input)
+        ),
+        limit=limit,
+        continues_text=bool(request.input.answer_start),
+        thinking=thinking,
+        tools=rendered_tools(request.input),
+        num_lost_turns=num_lost_turns,
+        images=images,
+        prediction=_prediction(request, text),
+    )
+
+
+def _prediction(request: GenerationRequest, text: ModelText) -> list[int]:
+    """Nothing where the engine makes no use of it. What is longer than an answer can be is of no
+    use."""
+    if not request.prediction or not text.report.takes_predictions:
+        return []
+    token_ids = text.tokenizer.encode(request.prediction, add_special_tokens=False)
+    token_ids = token_ids[: text.report.context_tokens]
+    return token_ids if max(token_ids, default=0) < text.report.vocab_size else []
+
+
+def _fitting(request: GenerationRequest, text: ModelText) -> tuple[GenerationRequest, int]:
+    """Without as many of its oldest turns as have to go and may; and how many those are."""
+    if not isinstance(request.input, ChatInput) or not request.input.may_lose:
+        return request, 0
+    room = text.report.context_tokens - (request.sampling.max_tokens or 1)
+
+    def fits(chat: ChatInput) -> bool:
+        try:
+            (prompt,), _ = prompt_tokens(chat, text, max(1, room))
+        except RequestRefusedError as refused:
+            if refused.failure.code != "context_length_exceeded":
+                raise
+            return False
+        return len(prompt) <= room
+
+    made = shortened(request.input, fits)
+    return msgspec.structs.replace(request, input=made.chat), made.num_lost_turns
+
+
+def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
+    """Raises ``RequestRefusedError``, also for what no answer could be held to: the same request is
+    meant to be sent."""
+    (prompt,), _ = prompt_tokens(request.input, text, None)
+    asked = GenerationRequest(
+        model=request.model, input=request.input, output_format=request.output_format
+    )
+    request_grammar(asked, text)
+    return len(prompt)

@@ -1,0 +1,266 @@
+"""Every request this neuron has not ended yet, and the rule that each ends exactly once.
+
+    admit ─▶ WAITING ─begin─▶ STARTING ─started─▶ RUNNING ─▶ ENDING ─▶ (gone, one terminal event)
+                │                 │                  │   a sequence was cut off: the others too,
+                └── cancel:       └── cancel:        │   and what they used is counted
+                    ends here         remembered,    └──────────────▶ (gone)
+                                      sent once the engine has it
+
+A request runs as one sequence for each choice, ``sequence_id(request_id, index)`` to the engine.
+Whoever removes a request from the table emits its terminal event and records its account, so nobody
+can do it twice. Knows no Redis: events are returned with the gateway they are for. Any thread may
+call; nothing blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from inference.neuron.errors import internal_error
+from inference.neuron.events.usage_reports import UsageReportBook
+from inference.neuron.requests.live_request import (
+    AddressedEvent,
+    Answer,
+    Engine,
+    LiveRequest,
+    Result,
+    SequenceOutput,
+)
+from inference.neuron.requests.request_log import log_end
+from inference.protocol.engine import (
+    SequenceCancelled,
+    SequenceFailed,
+    SequencesEmbedded,
+    SequenceStep,
+)
+from inference.protocol.events import TERMINAL_EVENTS, Event, Failed, Failure
+from inference.protocol.generation import Submit
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Applied:
+    """What engine outputs came to."""
+
+    events: list[AddressedEvent] = field(default_factory=list)
+    ended_early: list[str] = field(default_factory=list)
+    """Sequences whose choice or request ended without the engine's knowing: it must still be told
+    to cancel them."""
+
+
+class RequestTable:
+    def __init__(self, book: UsageReportBook, *, clock: Callable[[], float] = time.time) -> None:
+        """``clock`` gives unix seconds."""
+        self._book = book
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._live: dict[str, LiveRequest] = {}
+
+    def admit(self, submit: Submit) -> bool:
+        """False when the id is already here: a frame that was delivered twice."""
+        with self._lock:
+            if submit.request_id in self._live:
+                return False
+            self._live[submit.request_id] = LiveRequest(submit, self._clock())
+            return True
+
+    def is_live(self, request_id: str) -> bool:
+        """``False``: it has ended."""
+        with self._lock:
+            return request_id in self._live
+
+    def has_work_for(self, model: str) -> bool:
+        """Running in its engine, or on the way there."""
+        with self._lock:
+            return any(live.submit.model == model for live in self._live.values())
+
+    def begin(self, request_id: str, answer: Answer, engine: Engine) -> bool:
+        """Before the engine is told. False when the request ended while it was prepared."""
+        with self._lock:
+            live = self._live.get(request_id)
+            if live is None:
+                return False
+            live.answer, live.engine = answer, engine
+            return True
+
+    def started(self, request_id: str) -> bool:
+        """After the engine was told. True: it must be told to cancel, somebody asked meanwhile."""
+        with self._lock:
+            live = self._live.get(request_id)
+            if live is None:
+                return True
+            live.has_started = True
+            return live.cancel_asked
+
+    def cancel(self, request_id: str) -> list[AddressedEvent]:
+        """Ends a request that no engine has; otherwise asks its engine, whose word ends it."""
+        with self._lock:
+            live = self._live.get(request_id)
+            if live is None:
+                return []
+            if live.engine is None:
+                return self._end(live, live.cancelled())
+        self._ask_to_cancel(live)
+        return []
+
+    def fail(self, request_id: str, failure: Failure) -> list[AddressedEvent]:
+        """Empty when it has ended already."""
+        with self._lock:
+            live = self._live.get(request_id)
+            return [] if live is None else self._end(live, live.failed(failure))
+
+    def end(self, request_id: str, event: Event) -> list[AddressedEvent]:
+        """``event`` is terminal and needs no engine. Empty when the request has ended already."""
+        with self._lock:
+            live = self._live.get(request_id)
+            return [] if live is None else self._end(live, event)
+
+    def fail_engine(self, engine: Engine, failure: Failure) -> list[AddressedEvent]:
+        """Everything that ``engine`` was working on: it has ended."""
+        return self._fail_where(lambda live: live.engine is engine, failure)
+
+    def submits_of(self, engine: Engine) -> list[Submit]:
+        """The requests that ``engine`` is working on."""
+        with self._lock:
+            return [live.submit for live in self._live.values() if live.engine is engine]
+
+    def fail_all(self, failure: Failure) -> list[AddressedEvent]:
+        return self._fail_where(lambda live: True, failure)
+
+    def apply(self, outputs: Iterable[SequenceOutput]) -> Applied:
+        """Turns one engine step into events. Outputs of ended requests are dropped."""
+        applied = Applied()
+        with self._lock:
+            for output in outputs:
+                request_id, _, index = output.sequence_id.rpartition("/")
+                live = self._live.get(request_id)
+                if live is not None:
+                    self._apply_contained(live, int(index), output, applied)
+        return applied
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Gives up requests whose gateway cannot be told everything, and frees what they hold."""
+        wanted = frozenset(request_ids)
+        self._orphan(lambda live: live.request_id in wanted)
+
+    def forget_gateway(self, gateway_id: str) -> int:
+        """How many requests the dead gateway had."""
+        return self._orphan(lambda live: live.submit.gateway_id == gateway_id)
+
+    def gateway_ids(self) -> set[str]:
+        """The gateways that are waiting for something."""
+        with self._lock:
+            return {live.submit.gateway_id for live in self._live.values() if not live.is_orphan}
+
+    def ids_by_gateway(self) -> dict[str, list[str]]:
+        """Every request that has not ended and whose gateway is told of it."""
+        ids: defaultdict[str, list[str]] = defaultdict(list)
+        with self._lock:
+            for request_id, live in self._live.items():
+                if not live.is_orphan:
+                    ids[live.submit.gateway_id].append(request_id)
+        return dict(ids)
+
+    def count(self, engine: Engine) -> int:
+        """Requests that ``engine`` is working on."""
+        return len(self.submits_of(engine))
+
+    def _apply_contained(
+        self, live: LiveRequest, index: int, output: SequenceOutput, applied: Applied
+    ) -> None:
+        """What an answer's text raises, a panic in Rust too, ends its request and no other."""
+        try:
+            self._apply_one(live, index, output, applied)
+        except BaseException:
+            log.exception("request %s: its answer broke", live.request_id)
+            if live.request_id in self._live:
+                applied.ended_early += live.open_sequence_ids()
+                failed = Failed(
+                    request_id=live.request_id, failure=live.failure or internal_error()
+                )
+                applied.events += self._end(live, failed)
+
+    def _apply_one(
+        self, live: LiveRequest, index: int, output: SequenceOutput, applied: Applied
+    ) -> None:
+        answer = live.answer
+        assert answer is not None, "an engine spoke of a request it was not given"
+        if answer.has_finished(index):
+            return  # it was ended early, and the engine had not heard of it yet
+        match output:
+            case SequenceStep() | SequencesEmbedded():
+                self._feed(live, answer, index, output, applied)
+            case SequenceFailed(code=code, message=message, used=used):
+                answer.cut(index, used)
+                if not live.is_ending:
+                    live.failure = Failure(code=code, message=message)
+            case SequenceCancelled(used=used):
+                answer.cut(index, used)
+        if isinstance(output, SequenceFailed | SequenceCancelled) and not live.is_ending:
+            live.is_ending = True
+            applied.ended_early += live.open_sequence_ids()
+        if live.is_ending and not live.open_sequence_ids():
+            applied.events += self._end(live, live.cut_off())
+
+    def _feed(
+        self, live: LiveRequest, answer: Answer, index: int, result: Result, applied: Applied
+    ) -> None:
+        events = answer.feed(index, result)
+        if live.first_token_unix_s is None and answer.has_begun:
+            live.first_token_unix_s = self._clock()
+        if answer.has_finished(index) and not _is_engines_word(result):
+            applied.ended_early.append(result.sequence_id)
+        if live.is_ending:
+            return  # it counts, and nobody is told
+        is_end = bool(events) and isinstance(events[-1], TERMINAL_EVENTS)
+        told = events[:-1] if is_end else events
+        if not live.is_orphan:
+            applied.events += map(live.addressed, told)
+        if is_end:
+            applied.events += self._end(live, events[-1])
+
+    def _end(self, live: LiveRequest, event: Event) -> list[AddressedEvent]:
+        """Holds the lock already. ``event`` is terminal."""
+        del self._live[live.request_id]
+        now_unix_s = self._clock()
+        self._book.record(live, event, now_unix_s=now_unix_s)
+        log_end(live, event, now_unix_s=now_unix_s)
+        return [] if live.is_orphan else [live.addressed(event)]
+
+    def _fail_where(
+        self, is_hit: Callable[[LiveRequest], bool], failure: Failure
+    ) -> list[AddressedEvent]:
+        with self._lock:
+            hits = [live for live in self._live.values() if is_hit(live)]
+            return [event for live in hits for event in self._end(live, live.failed(failure))]
+
+    def _orphan(self, is_hit: Callable[[LiveRequest], bool]) -> int:
+        """Nobody is told of them any more: they are cancelled, and their accounts are due."""
+        with self._lock:
+            hits = [live for live in self._live.values() if is_hit(live) and not live.is_orphan]
+            for live in hits:
+                live.is_orphan = True
+                if live.engine is None:
+                    self._end(live, live.cancelled())
+        for live in hits:
+            self._ask_to_cancel(live)
+        return len(hits)
+
+    def _ask_to_cancel(self, live: LiveRequest) -> None:
+        """Asks its engine to cancel it, once that has it: a cancel must not overtake its submit."""
+        with self._lock:
+            live.cancel_asked = True
+            has_started = live.has_started
+        if has_started:
+            live.cancel_in_engine()
+
+
+def _is_engines_word(result: Result) -> bool:
+    """Whether the engine itself ended the sequence with this."""
+    return isinstance(result, SequencesEmbedded) or result.finish_reason is not None

@@ -1,0 +1,74 @@
+"""What is kept for gateways until Redis has it, and what is given up."""
+
+from __future__ import annotations
+
+from inference.neuron.events import outbox
+from inference.neuron.events.outbox import Batch, Outboxes
+
+
+def _batch(gateway_id: str, number: int = 0, *, num_bytes: int = 10, added_s: float = 0) -> Batch:
+    return Batch(gateway_id, str(number).encode().ljust(num_bytes), added_s)
+
+
+def _filled(*batches: Batch, max_bytes: int = 1000) -> Outboxes:
+    outboxes = Outboxes(max_bytes=max_bytes)
+    for batch in batches:
+        outboxes.add(batch)
+    return outboxes
+
+
+def test_what_is_taken_stays_until_it_is_acknowledged() -> None:
+    first, second = _batch("a", 1), _batch("a", 2)
+    outboxes = _filled(first, second)
+    assert outboxes.take() == [first, second]
+    outboxes.acknowledge(first)
+    assert outboxes.take() == [second]
+    outboxes.acknowledge(second)
+    assert not outboxes
+    assert outboxes.take() == []
+
+
+def test_a_blocked_gateway_holds_up_nobody_else() -> None:
+    ours, theirs = _batch("a"), _batch("b")
+    outboxes = _filled(ours, theirs)
+    outboxes.block("a")
+    outboxes.block("unknown")
+    assert outboxes.take() == [theirs]
+    outboxes.unblock()
+    assert outboxes.take() == [ours, theirs]
+
+
+def test_no_more_is_taken_at_a_time_than_redis_answers_quickly() -> None:
+    many = [_batch("a", number) for number in range(outbox.MAX_TAKEN + 5)]
+    assert _filled(*many).take() == many[: outbox.MAX_TAKEN]
+    large = [_batch("a", n, num_bytes=outbox.MAX_TAKEN_BYTES - 1) for n in range(2)]
+    assert _filled(*large).take() == large[:1]
+    huge = _batch("a", num_bytes=outbox.MAX_TAKEN_BYTES + 1)
+    assert _filled(huge).take() == [huge]
+
+
+def test_whoever_has_most_is_given_up_first_and_whole() -> None:
+    small, large, larger = _batch("a"), _batch("b", 1, num_bytes=40), _batch("b", 2, num_bytes=60)
+    outboxes = _filled(small, large, max_bytes=80)
+    assert outboxes.drop_excess() == []
+    outboxes.add(larger)
+    assert outboxes.drop_excess() == [large, larger]
+    assert outboxes.take() == [small]
+
+
+def test_an_old_batch_takes_those_after_it_along() -> None:
+    old, new, other = _batch("a", 1), _batch("a", 2, added_s=9), _batch("b", added_s=9)
+    outboxes = _filled(old, new, other)
+    assert outboxes.behind(5) == ["a"]
+    assert outboxes.drop_older_than(5) == [old, new]
+    assert outboxes.take() == [other]
+
+
+def test_an_answer_for_what_was_given_up_meanwhile_is_ignored() -> None:
+    given_up, later = _batch("a", 1), _batch("a", 2)
+    outboxes = _filled(given_up)
+    outboxes.drop("a")
+    outboxes.acknowledge(given_up)
+    outboxes.add(later)
+    outboxes.acknowledge(given_up)
+    assert outboxes.take() == [later]

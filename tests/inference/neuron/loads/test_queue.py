@@ -1,0 +1,178 @@
+"""The queue's own arithmetic over measurements: what a load under way holds already, what it is
+told, and what is left for the next."""
+
+from __future__ import annotations
+
+import msgspec
+
+from inference.neuron.loads.load import Load
+from inference.neuron.loads.queue import LoadQueue
+from inference.protocol.heartbeat import DeviceInfo, HostInfo
+from inference.protocol.load import EarlierLoads, LoadReport, LoadSpec
+from tests.inference.neuron.devices import GB, card, host
+
+SPEC = LoadSpec(job_id="j", model="m", source="path:/m.gguf")
+REPORT = LoadReport(
+    architecture="llama",
+    device="cuda:0",
+    dtype="float32",
+    num_parameters=1,
+    weight_bytes=1,
+    kv_bytes=1,
+    num_kv_blocks=1,
+    kv_block_tokens=32,
+    context_tokens=32,
+    vocab_size=8,
+    quantization="dense",
+    compiled="",
+    load_seconds=1.0,
+    tokenizer_dir="",
+)
+
+
+class Machine:
+    def __init__(self, *devices: DeviceInfo) -> None:
+        self.there = list(devices)
+        self.held = 0
+
+    def devices(self) -> list[DeviceInfo]:
+        return self.there
+
+    def measure(self) -> list[DeviceInfo]:
+        return self.there
+
+    def host(self) -> HostInfo:
+        raise AssertionError("nobody asks")
+
+    def held_bytes(self, pid: int) -> int:
+        return self.held
+
+
+def load_of(gigabytes: float | None = None, **changes: object) -> Load:
+    kind = "cpu" if changes.get("devices") == ["cpu"] else "cuda"
+    known = gigabytes is not None
+    earlier = EarlierLoads(device_kind=kind, needed_bytes=int(gigabytes * GB)) if known else None
+    return Load(msgspec.structs.replace(SPEC, earlier_loads=earlier, **changes))
+
+
+def begun(queue: LoadQueue, load: Load) -> LoadSpec:
+    queue.accept(load)
+    assert queue.enter(load, lambda: False, lambda first: None)
+    spec = queue.begin(load, queue.room(load))
+    queue.started(load, 1)
+    return spec
+
+
+def loaded(queue: LoadQueue, load: Load, took_gb: float) -> None:
+    report = msgspec.structs.replace(REPORT, actual_bytes=int(took_gb * GB))
+    queue.loaded(load, report)
+
+
+def free_gb(queue: LoadQueue) -> list[float]:
+    return [device.free_memory_bytes / GB for device in queue.devices()]
+
+
+def test_a_card_counts_what_has_gone_since_the_load_began() -> None:
+    machine = Machine(card(0, 20))
+    queue = LoadQueue(machine)
+    load = load_of(12)
+    spec = begun(queue, load)
+    assert spec.devices == ["cuda:0"]
+    assert (spec.memory_limit_bytes, spec.promised_bytes) == (20 * GB, 0)
+    assert free_gb(queue) == [8]
+    machine.there = [card(0, 13)]  # it has taken 7
+    assert free_gb(queue) == [8]
+    machine.there = [card(0, 5)]  # and more than was foreseen
+    assert free_gb(queue) == [5]
+    loaded(queue, load, 15)
+    assert free_gb(queue) == [5]
+
+
+def test_on_a_cpu_what_was_promised_stays_promised_while_it_is_not_held() -> None:
+    machine = Machine(host(100))
+    queue = LoadQueue(machine)
+    load = load_of(10, devices=["cpu"])
+    begun(queue, load)
+    loaded(queue, load, 30)
+    machine.held = 4 * GB
+    assert free_gb(queue) == [74]
+
+
+def test_ranks_share_what_a_load_takes_of_cards() -> None:
+    queue = LoadQueue(Machine(card(0, 20), card(1, 20)))
+    load = load_of(12, tensor_parallel=2)
+    assert begun(queue, load).devices == ["cuda:0", "cuda:1"]
+    assert free_gb(queue) == [14, 14]
+    loaded(queue, load, 16)
+    holding = queue.holding(load)
+    assert holding is not None and holding.num_bytes == 8 * GB
+
+
+def test_ranks_on_a_cpu_hold_alike() -> None:
+    machine = Machine(host(100))
+    queue = LoadQueue(machine)
+    load = load_of(10, devices=["cpu"], tensor_parallel=2)
+    begun(queue, load)
+    loaded(queue, load, 30)
+    machine.held = 4 * GB
+    assert free_gb(queue) == [78]
+
+
+def test_the_next_load_is_told_what_is_promised_and_what_it_may_take() -> None:
+    machine = Machine(host(100))
+    queue = LoadQueue(machine)
+    first = load_of(10, devices=["cpu"])
+    begun(queue, first)
+    loaded(queue, first, 30)
+    second = begun(queue, load_of(None, devices=["cpu"]))
+    assert (second.promised_bytes, second.memory_limit_bytes) == (30 * GB, 70 * GB)
+
+
+def test_a_load_that_waits_leaves_what_it_needs() -> None:
+    queue = LoadQueue(Machine(card(0, 20)))
+    queue.accept(later := load_of(8))
+    first = load_of(5)
+    queue.accept(first)
+    # Accepted before it, so its promise stands; the other way round as well, as far as 5 are left.
+    assert queue.room(first).limit_bytes == 12 * GB
+    assert queue.room(later).limit_bytes == 15 * GB
+
+
+def test_an_engine_that_died_is_told_what_it_had() -> None:
+    machine = Machine(card(0, 20))
+    queue = LoadQueue(machine)
+    load = load_of(12)
+    begun(queue, load)
+    machine.there = [card(0, 6)]
+    loaded(queue, load, 14)
+    queue.engine_ended(load)
+    machine.there = [card(0, 20)]  # the driver has it back
+    assert free_gb(queue) == [6]
+    spec = queue.begin_again(load)
+    assert (spec.devices, spec.memory_limit_bytes, spec.promised_bytes) == (["cuda:0"], 14 * GB, 0)
+
+
+def test_an_engine_evicts_nobody_when_it_starts_again() -> None:
+    queue = LoadQueue(Machine(card(0, 20)))
+    load = load_of(12, evict=["other"])
+    assert begun(queue, load).evict == []
+    assert load.spec.evict == []
+
+
+def test_what_is_gone_is_free() -> None:
+    machine = Machine(card(0, 20))
+    queue = LoadQueue(machine)
+    load = load_of(12)
+    begun(queue, load)
+    queue.release(load)
+    assert free_gb(queue) == [20]
+    assert queue.holding(load) is None
+
+
+def test_files_that_are_there_say_roughly_what_an_unknown_load_takes() -> None:
+    queue = LoadQueue(Machine(card(0, 20)))
+    load = load_of(None, kv_memory_bytes=2 * GB)
+    queue.accept(load)
+    assert free_gb(queue) == [18]
+    queue.expect(load, 5 * GB)
+    assert 12 < free_gb(queue)[0] < 13

@@ -1,0 +1,114 @@
+"""What counts as progress of a load, and for how long there was none."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.neuron.loads.watch import (
+    MIN_DOWNLOADED_BYTES,
+    LoadWatch,
+    in_words,
+    load_stall_limit_s,
+)
+from inference.protocol.load import LoadProgress, LoadStage
+from inference.settings.setting import SettingError
+
+PREFLIGHT = LoadProgress(stage=LoadStage.PREFLIGHT, detail="model.gguf")
+
+
+def watched(watch: LoadWatch, from_s: int, seconds: int) -> float:
+    """Looks once a second."""
+    for now_s in range(from_s, from_s + seconds + 1):
+        stalled_s = watch.look(float(now_s))
+    return stalled_s
+
+
+def test_a_stage_that_never_ends() -> None:
+    watch = LoadWatch()
+    watch.progressed(PREFLIGHT)
+    assert watched(watch, 0, 1000) == 1000
+    watch.progressed(PREFLIGHT)
+    assert watched(watch, 1000, 50) == 1050, "the same again is no progress"
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [
+        LoadProgress(stage=LoadStage.WEIGHTS),
+        LoadProgress(stage=LoadStage.PREFLIGHT, detail="model.gguf", done=1),
+        LoadProgress(stage=LoadStage.PREFLIGHT, detail="another.gguf"),
+    ],
+    ids=["a stage", "a byte", "a file"],
+)
+def test_whatever_moves_is_progress(progress: LoadProgress) -> None:
+    watch = LoadWatch()
+    watch.progressed(PREFLIGHT)
+    watched(watch, 0, 1000)
+    watch.progressed(progress)
+    assert watched(watch, 1000, 5) == 5
+
+
+def test_waiting_for_others_is_not_watched() -> None:
+    watch = LoadWatch()
+    watch.progressed(PREFLIGHT)
+    watched(watch, 0, 10)
+    watch.progressed(LoadProgress(stage=LoadStage.QUEUED, detail="m is loaded first"))
+    assert watched(watch, 10, 100_000) == 0
+    watch.progressed(PREFLIGHT)
+    assert watched(watch, 100_010, 3) == 3
+
+
+def test_nothing_is_watched_once_it_has_loaded() -> None:
+    watch = LoadWatch()
+    assert watched(watch, 0, 10) == 0
+    watch.progressed(PREFLIGHT)
+    watch.stop()
+    assert watched(watch, 10, 1000) == 0
+
+
+def test_a_neuron_that_was_stopped_itself_counts_no_time() -> None:
+    watch = LoadWatch()
+    watch.progressed(PREFLIGHT)
+    watch.look(0.0)
+    assert watch.look(5000.0) <= 2.0
+
+
+def test_the_failure_says_where_it_stood() -> None:
+    watch = LoadWatch()
+    watch.progressed(LoadProgress(stage=LoadStage.WEIGHTS, done=3, total=9, unit="tensors"))
+    failure = watch.failure(901.4)
+    assert failure.code == "load_stalled"
+    assert not failure.is_permanent
+    assert failure.message == ("the load made no progress for 901 s at weights, 3 of 9 tensors")
+    assert (
+        in_words(LoadProgress(stage=LoadStage.DOWNLOADING, done=5)) == "downloading, 5 of ? bytes"
+    )
+    assert in_words(PREFLIGHT) == "preflight (model.gguf)"
+
+
+def test_the_limit_is_the_operators() -> None:
+    assert load_stall_limit_s({}) == 900
+    assert load_stall_limit_s({"HELEXA_LOAD_STALL_S": "0"}) is None
+    with pytest.raises(SettingError, match="HELEXA_LOAD_STALL_S"):
+        load_stall_limit_s({"HELEXA_LOAD_STALL_S": "soon"})
+
+
+def downloading(done: int, detail: str = "model.gguf") -> LoadProgress:
+    return LoadProgress(
+        stage=LoadStage.DOWNLOADING, done=done, total=10**9, unit="bytes", detail=detail
+    )
+
+
+def test_a_download_that_drips_makes_no_progress() -> None:
+    """A byte each minute kept a download going for ever."""
+    watch = LoadWatch()
+    for done in range(10):
+        watch.progressed(downloading(done))
+        stalled_s = watched(watch, 100 * done, 99)
+    assert stalled_s == 999
+    watch.progressed(downloading(MIN_DOWNLOADED_BYTES))
+    assert watched(watch, 1000, 5) == 5
+    watch.progressed(downloading(0, "another.gguf"))
+    assert watched(watch, 1010, 5) == 5
+    watch.progressed(downloading(10**9, "another.gguf"))
+    assert watched(watch, 1020, 5) == 5

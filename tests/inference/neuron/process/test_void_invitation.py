@@ -1,0 +1,60 @@
+"""A host whose invitation was revoked or replaced says so once, and ends."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+import redis
+
+from inference.neuron.process import redis_client
+from inference.neuron.process.heartbeat import Heart
+from inference.neuron.process.name_lease import NameLease
+from inference.neuron.process.redis_client import (
+    REFUSED_LIMIT_S,
+    AccessRefusal,
+    InvitationVoidError,
+)
+
+REFUSED = redis.AuthenticationError("invalid username-password pair or user is disabled.")
+
+
+def test_a_refusal_counts_only_without_a_break() -> None:
+    now_s = 0.0
+    access = AccessRefusal(clock=lambda: now_s)
+    for outcome in (REFUSED, redis.ConnectionError("refused"), REFUSED, None, REFUSED):
+        access.note(outcome)
+        now_s += REFUSED_LIMIT_S - 1.0
+    access.note(REFUSED)
+    now_s += 1.0
+    with pytest.raises(InvitationVoidError, match="revoked, or a newer one"):
+        access.note(REFUSED)
+
+
+def test_a_line_that_is_void_is_not_waited_for(
+    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_client, "REFUSED_LIMIT_S", 0.0)
+    known = redis_db.connection_pool.connection_kwargs
+    with redis.Redis(unix_socket_path=known["path"], username="neuron-n1", password="void") as void:
+        with pytest.raises(InvitationVoidError, match="neurons invite"):
+            NameLease(void, neuron="n1", epoch="epoch").acquire()
+
+
+def test_a_neuron_that_is_shut_out_says_so_once_and_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(redis_client, "REFUSED_LIMIT_S", 0.0)
+    ended = threading.Event()
+
+    def beat() -> None:
+        raise REFUSED
+
+    heart = Heart(beat, ended.set)
+    with caplog.at_level(logging.CRITICAL):
+        heart.start()
+        assert ended.wait(120)
+        heart.stop(60)
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"]
+    assert "its invitation was revoked" in said

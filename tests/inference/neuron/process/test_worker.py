@@ -1,0 +1,314 @@
+"""The real thing end to end: ``python -m inference.neuron`` as a Celery worker on real Redis."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import redis
+from celery import Celery
+
+from helexa_site.bootstrap.redis_server import (
+    PrivateRedis,
+    configure_private_redis,
+    wait_for_redis,
+)
+from inference.neuron.__main__ import main
+from inference.neuron.process.celery_app import create_app
+from inference.protocol.events import Cancelled, Failed, Finished
+from inference.protocol.generation import Submit, TextInput, TokenizeRequest
+from inference.protocol.keys import (
+    TASK_DRAIN_INBOX,
+    TASK_LOAD_MODEL,
+    TASK_UNLOAD_MODEL,
+    preparing_key,
+)
+from tests.inference.neuron.fake_engines import running_engines
+
+REPOSITORY_DIR = Path(__file__).resolve().parents[4]
+StartNeuron = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start_neuron(
+    redis_url: str, engine_command: list[str], tmp_path: Path
+) -> Iterator[StartNeuron]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(url: str = redis_url, **options: Any) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "inference.neuron", "--name", "n1"],
+            cwd=REPOSITORY_DIR,
+            env={
+                **os.environ,
+                "REDIS_URL": url,
+                "HELEXA_DATA_DIR": str(tmp_path),
+                "HELEXA_ENGINE_COMMAND": shlex.join(engine_command),
+            },
+            **options,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def celery_app(redis_url: str) -> Iterator[Celery]:
+    app = create_app(name="n1", redis_url=redis_url)
+    yield app
+    app.close()
+
+
+@contextlib.contextmanager
+def _running(server: PrivateRedis) -> Iterator[None]:
+    with subprocess.Popen(server.command, stdout=subprocess.DEVNULL) as process:
+        try:
+            wait_for_redis(server.url)
+            yield
+        finally:
+            process.kill()
+
+
+def _engines(neuron: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return running_engines(neuron.pid)
+
+
+def _load(app: Celery, spec: Any) -> None:
+    app.send_task(TASK_LOAD_MODEL, args=[msgspec.to_builtins(spec)], expires=60)
+
+
+def test_load_stream_cancel_and_both_kills(
+    start_neuron: StartNeuron, celery_app: Celery, gateway: Any, fake_spec: Any, wait_until: Any
+) -> None:
+    neuron = start_neuron()
+    _load(celery_app, fake_spec())
+    gateway.wait_status("ready")
+
+    request_id = gateway.submit(max_tokens=5)
+    celery_app.send_task(TASK_DRAIN_INBOX, expires=10)
+    assert isinstance(gateway.wait_end(request_id)[-1], Finished)
+
+    request_id = gateway.submit()
+    celery_app.send_task(TASK_DRAIN_INBOX, expires=10)
+    gateway.wait_events(request_id, lambda events: len(events) > 2)
+    gateway.cancel(request_id)
+    celery_app.send_task(TASK_DRAIN_INBOX, expires=10)
+    assert isinstance(gateway.wait_end(request_id)[-1], Cancelled)
+
+    request_id = gateway.submit()
+    gateway.wait_events(request_id, lambda events: len(events) > 2)
+    (engine,) = _engines(neuron)
+    engine.kill()
+    events = gateway.wait_end(request_id)
+    assert [e.failure.code for e in events if isinstance(e, Failed)] == ["engine_crashed"]
+    wait_until(lambda: gateway.replica().num_restarts == 1)
+    gateway.wait_status("ready")
+
+    (engine,) = _engines(neuron)
+    epoch = gateway.heartbeat().epoch
+    neuron.kill()
+    neuron.wait()
+    wait_until(lambda: not engine.is_running())
+    neuron = start_neuron()
+    wait_until(lambda: (beat := gateway.heartbeat()) is not None and beat.epoch != epoch)
+    gateway.wait_status("ready")
+    request_id = gateway.submit(max_tokens=5)
+    assert isinstance(gateway.wait_end(request_id)[-1], Finished)
+
+    celery_app.send_task(TASK_UNLOAD_MODEL, args=["m"], expires=60)
+    wait_until(lambda: gateway.replica() is None)
+    _load(celery_app, fake_spec())
+    gateway.wait_status("ready")
+    (engine,) = _engines(neuron)
+    neuron.send_signal(signal.SIGTERM)
+    assert neuron.wait(60) == 0
+    assert not engine.is_running()
+    assert gateway.heartbeat() is None
+
+
+def test_what_a_neuron_died_of_is_not_run_by_the_next_one(
+    start_neuron: StartNeuron, celery_app: Celery, gateway: Any, fake_spec: Any, wait_until: Any
+) -> None:
+    """A real SIGSEGV while one request is prepared, whose frame comes again."""
+    neuron = start_neuron()
+    _load(celery_app, fake_spec())
+    gateway.wait_status("ready")
+    epoch = gateway.heartbeat().epoch
+    marks = preparing_key("n1")
+    slow = TokenizeRequest(model="m", input=TextInput(texts=["many words " * 1_000_000]))
+    request_id = gateway.submit(request=slow)
+    wait_until(lambda: gateway.client.hexists(marks, request_id))
+    neuron.send_signal(signal.SIGSEGV)
+    assert neuron.wait(60) == -signal.SIGSEGV
+    assert gateway.client.hkeys(marks) == [request_id.encode()]
+    gateway.put(submit_of(gateway, request_id, slow))
+    start_neuron()
+    failed = gateway.wait_end(request_id)[-1]
+    assert isinstance(failed, Failed)
+    assert failed.failure.code == "request_broke_worker"
+    wait_until(lambda: (beat := gateway.heartbeat()) is not None and beat.epoch != epoch)
+    gateway.wait_status("ready")
+    request_id = gateway.submit(max_tokens=5)
+    assert isinstance(gateway.wait_end(request_id)[-1], Finished)
+
+
+def submit_of(gateway: Any, request_id: str, request: TokenizeRequest) -> Submit:
+    return Submit(
+        request_id=request_id,
+        gateway_id=gateway.gateway_id,
+        model="m",
+        request=request,
+        deadline_unix_s=time.time() + 600,
+    )
+
+
+def test_an_interrupt_during_a_load(
+    start_neuron: StartNeuron, celery_app: Celery, gateway: Any, fake_spec: Any, wait_until: Any
+) -> None:
+    neuron = start_neuron()
+    _load(celery_app, fake_spec(load_s=60))
+    gateway.wait_status("loading")
+    wait_until(lambda: _engines(neuron))
+    (engine,) = _engines(neuron)
+    neuron.send_signal(signal.SIGINT)
+    assert neuron.wait(60) == 0
+    assert not engine.is_running()
+
+
+def test_a_second_one_of_the_name_ends_and_says_who_has_it(
+    start_neuron: StartNeuron, gateway: Any, wait_until: Any
+) -> None:
+    first = start_neuron()
+    wait_until(lambda: gateway.heartbeat() is not None)
+    epoch = gateway.heartbeat().epoch
+    second = start_neuron(stderr=subprocess.PIPE)
+    _, said = second.communicate(timeout=60)
+    assert second.returncode == 1
+    assert f"process {first.pid}, epoch {epoch[:8]}, since 20" in said.decode()
+    assert gateway.heartbeat().epoch == epoch
+
+
+def test_sigterm_lets_finish_what_runs_and_a_second_one_does_not(
+    start_neuron: StartNeuron, celery_app: Celery, gateway: Any, fake_spec: Any, wait_until: Any
+) -> None:
+    neuron = start_neuron()
+    _load(celery_app, fake_spec())
+    gateway.wait_status("ready")
+    bounded, endless = gateway.submit(max_tokens=300), gateway.submit()
+    for request_id in (bounded, endless):
+        gateway.wait_events(request_id, lambda events: len(events) > 2)
+    neuron.send_signal(signal.SIGTERM)
+    wait_until(lambda: gateway.heartbeat().is_leaving)
+    assert isinstance(gateway.wait_end(bounded)[-1], Finished)
+    assert neuron.poll() is None
+    neuron.send_signal(signal.SIGTERM)
+    (*_, failed) = gateway.wait_end(endless)
+    assert isinstance(failed, Failed)
+    assert failed.failure.code == "neuron_stopping"
+    assert neuron.wait(60) == 0
+    assert gateway.heartbeat() is None
+
+
+def test_redis_dies_and_comes_back_empty(
+    start_neuron: Any, gateway: Any, fake_spec: Any, tmp_path: Path, wait_until: Any
+) -> None:
+    """The model stays loaded, the request in flight is freed, and work goes on afterwards."""
+    run_dir = tmp_path / "r"
+    run_dir.mkdir()
+    gateway_of = type(gateway)
+    server = configure_private_redis(run_dir)
+    url = server.url
+    with _running(server):
+        neuron = start_neuron(url)
+        first = gateway_of(redis.Redis.from_url(url), "n1")
+        with create_app(name="n1", redis_url=url) as app:
+            _load(app, fake_spec())
+        first.wait_status("ready")
+        request_id = first.submit()
+        first.wait_events(request_id, lambda events: len(events) > 2)
+        (engine,) = _engines(neuron)
+    with _running(server):
+        second = gateway_of(redis.Redis.from_url(url), "n1", "gw2")
+        state = second.wait_status("ready")
+        assert state.num_restarts == 0
+        assert _engines(neuron) == [engine]
+        wait_until(second.is_idle)
+        request_id = second.submit(max_tokens=5)
+        assert isinstance(second.wait_end(request_id)[-1], Finished)
+        with create_app(name="n1", redis_url=url) as app:
+            app.send_task(TASK_UNLOAD_MODEL, args=["m"], expires=60)
+        wait_until(lambda: second.replica() is None)
+    neuron.send_signal(signal.SIGTERM)
+    assert neuron.wait(60) == 0, "without Redis too"
+
+
+def test_the_neuron_imports_neither_torch_nor_django() -> None:
+    """kombu looks into django.utils where that is installed; settings, apps and ORM are far."""
+    program = (
+        "import pkgutil, importlib, sys, inference.neuron as n, inference.text as t\n"
+        "for package in (n, t):\n"
+        "    for module in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):\n"
+        "        importlib.import_module(module.name)\n"
+        "forbidden = {'torch', 'django.conf', 'django.apps', 'django.db'}\n"
+        "print(*sorted(forbidden & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY_DIR,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "helexa_site.settings"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.strip() == ""
+
+
+def test_a_bad_name_is_one_clear_line() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "inference.neuron", "--name", "a b"],
+        cwd=REPOSITORY_DIR,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert "a neuron's name is" in result.stderr
+
+
+def test_redis_is_not_named_on_the_command_line() -> None:
+    """Where everybody on the machine could read its password."""
+    result = subprocess.run(
+        [sys.executable, "-m", "inference.neuron", "--redis-url", "redis://:sesame@nowhere/0"],
+        cwd=REPOSITORY_DIR,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert "--redis-url" in result.stderr
+
+
+def test_an_interrupt_before_it_is_up_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_name: str) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(
+        sys.modules, "inference.neuron.process.neuron_process", SimpleNamespace(run=run)
+    )
+    assert main(["--name", "n1"]) == 130

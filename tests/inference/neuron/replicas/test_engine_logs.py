@@ -1,0 +1,63 @@
+"""What engines write to standard error: kept, bounded, told."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import redis
+
+from inference.neuron.replicas import engine_logs
+from inference.neuron.replicas.engine_logs import EngineLogs
+from inference.neuron.replicas.engine_process import EngineProcess
+from inference.protocol.engine_logs import decode_engine_log
+from inference.protocol.keys import engine_log_key
+from inference.protocol.load import LoadSpec
+
+SPEC = LoadSpec(job_id="j", model="tiny", source="pypi:tiny")
+WRITES = r"""
+import sys
+sys.stderr.write("first\nlast words without an end")
+sys.stderr.flush()
+"""
+
+
+def test_the_last_words_of_an_engine_are_there_once_it_is_reaped() -> None:
+    lines: list[bytes] = []
+    engine = EngineProcess(SPEC, [sys.executable, "-c", WRITES], on_line=lines.append)
+    list(engine.messages())
+    engine.reap()
+    assert lines == [b"first\n", b"last words without an end"]
+
+
+def test_lines_are_bounded_in_bytes_and_models(
+    monkeypatch: pytest.MonkeyPatch, redis_db: redis.Redis, capfd: Any
+) -> None:
+    monkeypatch.setattr(engine_logs, "MAX_MODEL_BYTES", 30)
+    monkeypatch.setattr(engine_logs, "MAX_MODELS", 2)
+    logs = EngineLogs(redis_db, neuron="n1")
+    for number in range(5):
+        logs.writer("tiny")(b"0123456789%d\n" % number)
+    assert logs.lines("tiny", 100) == ["01234567893", "01234567894"]
+    assert logs.lines("tiny", 1) == ["01234567894"]
+    assert capfd.readouterr().err.count("\n") == 5, "the neuron's own log has them as well"
+    logs.writer("huge")
+    logs.writer("tiny")(b"x\n")
+    logs.writer("other")
+    assert (logs.lines("huge", 1), logs.lines("other", 1)) == (None, [])
+
+
+def test_what_is_told_hides_keys(redis_db: redis.Redis) -> None:
+    logs = EngineLogs(redis_db, neuron="n1")
+    logs.writer("tiny")(b"Authorization: Bearer abcdefgh\xff\n")
+    logs.tell("ask-1", "tiny", 10)
+    logs.tell("ask-2", "nobody", 10)
+    answers = [
+        decode_engine_log(redis_db.lpop(engine_log_key("n1", ask)))  # type: ignore[arg-type]
+        for ask in ("ask-1", "ask-2")
+    ]
+    assert answers[0].lines == ["Authorization: Bearer ***"]
+    assert [answer.is_known for answer in answers] == [True, False]
+    logs.tell("ask-3", "tiny", 10)
+    assert 0 < redis_db.ttl(engine_log_key("n1", "ask-3")) <= 30  # type: ignore[operator]

@@ -1,0 +1,51 @@
+"""A neuron keeps nothing of a model that it has unloaded: each load is a process of its own, and
+what the neuron itself had of it is freed, a failed one's traceback too."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from inference.neuron.replicas.engine_process import EngineProcess
+from inference.neuron.replicas.engine_run import EngineRun
+from inference.neuron.replicas.replica import Replica
+from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.service import NeuronService
+from inference.text.tokenizer import Tokenizer
+
+KINDS = (ModelText, Tokenizer, Replica, EngineRun, EngineProcess)
+
+
+def left() -> Counter[str]:
+    gc.collect()
+    return Counter(type(there).__name__ for there in gc.get_objects() if type(there) in KINDS)
+
+
+def test_models_that_were_unloaded_leave_nothing(
+    make_service: Callable[..., NeuronService], fake_spec: Any, gateway: Any, wait_until: Any
+) -> None:
+    service = make_service()
+
+    def load_and_unload(name: str, **options: float) -> None:
+        service.load_model(fake_spec(model=name, job_id=name, **options))
+        if options:
+            wait_until(lambda: gateway.replica(name) and gateway.replica(name).status == "failed")
+        else:
+            wait_until(lambda: gateway.replica(name) and gateway.replica(name).status == "ready")
+            request_id = gateway.submit(model=name, max_tokens=2)
+            service.drain_inbox()
+            gateway.wait_end(request_id)
+        service.unload_model(name)
+        wait_until(lambda: gateway.replica(name) is None)
+
+    load_and_unload("first")
+    gc.unfreeze()  # what was there when the first was loaded is not looked at otherwise
+    before, threads = left(), threading.active_count()
+    for index in range(6):
+        load_and_unload(f"m{index}")
+        load_and_unload(f"bad{index}", load_fails=1)
+    wait_until(lambda: left() <= before)
+    assert threading.active_count() <= threads

@@ -1,0 +1,125 @@
+"""Frames are taken in order, each once, whatever happens to their reader or to Redis."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from inference.neuron.requests.intake.inbox import FRAMES_PER_READ, Inbox, SeenRequests
+from inference.protocol.generation import (
+    Cancel,
+    GenerationRequest,
+    InboxFrame,
+    Submit,
+    TextInput,
+    encode_inbox_frame,
+)
+from inference.protocol.keys import INBOX_FRAME_FIELD, inbox_key
+from tests.private_redis import MortalRedis, mortal_redis
+
+
+def _submit(request_id: str) -> Submit:
+    request = GenerationRequest(model="m", input=TextInput(texts=["x"]))
+    return Submit(
+        request_id=request_id, gateway_id="g", model="m", request=request, deadline_unix_s=0.0
+    )
+
+
+def _put(client: redis.Redis, *frames: InboxFrame) -> None:
+    for frame in frames:
+        client.xadd(inbox_key("n1"), {INBOX_FRAME_FIELD: encode_inbox_frame(frame)})
+
+
+@pytest.fixture
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalRedis]:
+    run_dir: Path = tmp_path_factory.mktemp("r")
+    with mortal_redis(run_dir) as server:
+        yield server
+
+
+def test_all_frames_in_order_and_then_none(redis_db: redis.Redis) -> None:
+    taken: list[InboxFrame] = []
+    inbox = Inbox(redis_db, neuron="n1", handle=lambda frame, _: taken.append(frame))
+    frames = [_submit(f"r{number}") for number in range(2 * FRAMES_PER_READ + 1)]
+    _put(redis_db, *frames)
+    assert inbox.drain() == len(frames)
+    assert taken == frames
+    assert inbox.drain() == 0
+    assert redis_db.xlen(inbox_key("n1")) == 0
+
+
+def test_frames_of_a_reader_that_died_are_read_by_the_next(redis_db: redis.Redis) -> None:
+    class DiedError(Exception):
+        pass
+
+    def die(_frame: InboxFrame, _num_bytes: int) -> None:
+        raise DiedError
+
+    frames = [_submit("r1"), Cancel(request_id="r1"), _submit("r2")]
+    _put(redis_db, *frames)
+    with pytest.raises(DiedError):
+        Inbox(redis_db, neuron="n1", handle=die).drain()
+    taken: list[InboxFrame] = []
+    Inbox(redis_db, neuron="n1", handle=lambda frame, _: taken.append(frame)).drain()
+    assert taken == frames
+
+
+def test_a_reader_that_got_no_answer_takes_each_frame_once(mortal: MortalRedis) -> None:
+    taken: list[InboxFrame] = []
+    impatient = redis.Redis.from_url(
+        mortal.url, socket_timeout=0.1, socket_connect_timeout=0.1, retry=Retry(NoBackoff(), 0)
+    )
+    inbox = Inbox(impatient, neuron="n1", handle=lambda frame, _: taken.append(frame))
+    frames = [_submit(f"r{number}") for number in range(5)]
+    with redis.Redis.from_url(mortal.url) as client:
+        inbox.drain()
+        _put(client, *frames)
+        mortal.suspend()
+        for _ in range(4):
+            with pytest.raises(redis.TimeoutError):
+                inbox.drain()
+        mortal.resume()
+        give_up_s = time.monotonic() + 60
+        while len(taken) < len(frames) and time.monotonic() < give_up_s:
+            try:
+                inbox.drain()
+            except redis.TimeoutError:
+                continue
+        assert taken == frames
+        assert client.xlen(inbox_key("n1")) == 0
+
+
+def test_a_submit_that_comes_again_runs_once_also_after_its_end(redis_db: redis.Redis) -> None:
+    taken: list[InboxFrame] = []
+    inbox = Inbox(redis_db, neuron="n1", handle=lambda frame, _: taken.append(frame))
+    _put(redis_db, _submit("r1"), _submit("r1"), Cancel(request_id="r1"))
+    inbox.drain()
+    _put(redis_db, _submit("r1"), Cancel(request_id="r1"))
+    inbox.drain()
+    assert taken == [_submit("r1"), Cancel(request_id="r1"), Cancel(request_id="r1")]
+
+
+def test_a_submit_that_its_cancel_has_overtaken_does_not_run(redis_db: redis.Redis) -> None:
+    taken: list[InboxFrame] = []
+    inbox = Inbox(redis_db, neuron="n1", handle=lambda frame, _: taken.append(frame))
+    _put(redis_db, Cancel(request_id="r1"), _submit("r1"))
+    inbox.drain()
+    assert taken == [Cancel(request_id="r1")]
+
+
+def test_requests_are_remembered_for_a_time_and_up_to_a_number() -> None:
+    seen = SeenRequests(seen_s=10, max_seen=3)
+    assert seen.is_new("a", 0)
+    assert not seen.is_new("a", 9)
+    assert seen.is_new("a", 10), "counted from when it was seen first"
+    for request_id in "bcd":
+        assert seen.is_new(request_id, 11)
+    assert len(seen) == 3
+    assert seen.is_new("a", 11), "the oldest went"
+    assert not seen.is_new("d", 11)

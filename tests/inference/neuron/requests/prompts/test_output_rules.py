@@ -1,0 +1,240 @@
+"""Which grammar a request comes to, and which of its schemas and tools are refused, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from inference.neuron.errors import RequestRefusedError
+from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.requests.prompts.output_rules import request_grammar
+from inference.protocol.events import Failure
+from inference.protocol.generation import (
+    ChatInput,
+    ChatMessage,
+    GenerationRequest,
+    OutputFormat,
+    TextInput,
+    ToolChoice,
+    ToolDefinition,
+)
+from inference.text.parts import CallArguments, CallStarted
+from inference.text.tool_calls.llama3 import Llama3Format
+from inference.text.tool_calls.qwen_coder import QwenCoderFormat
+from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
+from tests.inference.sandbox.jobs import PANICS
+from tests.inference.text.marked_calls import MarkedCalls
+
+FORMAT = OutputFormat(path="response_format.json_schema.schema", schema={"type": "integer"})
+TOOL = ToolDefinition(name="f", path="tools[0].function.parameters")
+REQUIRED = ToolChoice(mode="required")
+
+
+@pytest.fixture(scope="module")
+def text(thinking_dir: Path) -> ModelText:
+    loaded = model_text(thinking_dir, chat_template=CHAT_TEMPLATE)
+    return dataclasses.replace(loaded, tool_format=MarkedCalls())
+
+
+def _request(output_format: OutputFormat | None = None, **chat: object) -> GenerationRequest:
+    messages = [ChatMessage(role="user", content="Hi")]
+    return GenerationRequest(
+        model="m",
+        input=ChatInput(messages=messages, **chat),  # type: ignore[arg-type]
+        output_format=output_format,
+    )
+
+
+def _grammars(request: GenerationRequest, text: ModelText) -> list[dict[str, Any]]:
+    grammar = request_grammar(request, text)
+    assert grammar is not None
+    found: list[dict[str, Any]] = json.loads(grammar.text)["grammars"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "demand", [{"regex": "("}, {"grammar": "start: nothing"}, {"grammar": "root ::= ("}]
+)
+def test_what_is_no_grammar_is_told_of_its_place(text: ModelText, demand: dict[str, Any]) -> None:
+    failure = _refusal(_request(OutputFormat(path="guided_grammar", **demand)), text)
+    assert (failure.code, failure.param) == ("invalid_grammar", "guided_grammar")
+
+
+def _refusal(request: GenerationRequest, text: ModelText) -> Failure:
+    with pytest.raises(RequestRefusedError) as refused:
+        request_grammar(request, text)
+    return refused.value.failure
+
+
+def test_free_text_has_no_grammar(text: ModelText) -> None:
+    assert request_grammar(_request(), text) is None
+    assert request_grammar(_request(tools=[TOOL]), text) is None
+    none = ToolChoice(mode="none")
+    assert request_grammar(_request(tools=[TOOL], tool_choice=none), text) is None
+
+
+def test_a_format_is_json_and_nothing_else(text: ModelText) -> None:
+    (grammar,) = _grammars(_request(FORMAT), text)
+    assert grammar["json_schema"]["type"] == "integer"
+    (grammar,) = _grammars(_request(OutputFormat(path="response_format")), text)
+    assert grammar["json_schema"]["type"] == "object"
+
+
+def test_prompts_that_are_no_chats_have_formats_too(text: ModelText) -> None:
+    request = GenerationRequest(model="m", input=TextInput(texts=["x"]), output_format=FORMAT)
+    assert "json_schema" in _grammars(request, text)[0]
+
+
+def test_required_calls_win_over_the_format(text: ModelText) -> None:
+    for output_format in (None, FORMAT):
+        request = _request(output_format, tools=[TOOL], tool_choice=REQUIRED)
+        (grammar,) = _grammars(request, text)
+        assert '"f"' in grammar["lark_grammar"]
+
+
+def test_with_a_format_the_answer_is_a_call_or_the_json(text: ModelText) -> None:
+    rules, calls, answer = _grammars(_request(FORMAT, tools=[TOOL]), text)
+    assert rules["lark_grammar"] == f"start: (@{calls['name']} | @{answer['name']})"
+
+
+def test_bare_calls_are_json_beside_json(text: ModelText) -> None:
+    llama = dataclasses.replace(text, tool_format=Llama3Format())
+    _, call, answer = _grammars(_request(FORMAT, tools=[TOOL]), llama)
+    assert call["json_schema"]["properties"]["name"] == {"const": "f"}
+    assert answer["json_schema"]["type"] == "integer"
+    (grammar,) = _grammars(_request(FORMAT, tools=[TOOL], tool_choice=REQUIRED), llama)
+    assert "lark_grammar" in grammar
+
+
+def test_a_model_that_may_think_may_think_first(text: ModelText) -> None:
+    rules, answer = _grammars(_request(FORMAT, shows_reasoning=True), text)
+    assert rules["lark_grammar"].startswith(f"start: thought? (@{answer['name']})")
+    assert len(_grammars(_request(FORMAT, thinking=False), text)) == 1
+    without = dataclasses.replace(text, markers=None)
+    assert len(_grammars(_request(FORMAT, shows_reasoning=True), without)) == 1
+
+
+def test_after_a_block_that_the_prompt_opened(text: ModelText) -> None:
+    assert text.markers is not None
+    for thinking in (None, False):  # a template may open it whatever it is told
+        request = _request(FORMAT, thinking=thinking)
+        grammar = request_grammar(request, text, starts_thinking=True)
+        assert grammar is not None
+        assert grammar.starts_after_token_id == text.markers.end_token_id
+
+
+def test_a_bad_schema_is_named_where_the_client_wrote_it(text: ModelText) -> None:
+    schema = {"type": "object", "properties": {"x": {"not": {}}}}
+    failure = _refusal(_request(OutputFormat(path=FORMAT.path, schema=schema)), text)
+    assert failure.code == "invalid_schema"
+    assert failure.param == "response_format.json_schema.schema.properties.x.not"
+    assert failure.message.startswith(failure.param)
+
+
+def _tool(parameters: dict[str, Any], **kwargs: object) -> ToolDefinition:
+    path = "tools[1].function.parameters"
+    return ToolDefinition(name="g", path=path, parameters=parameters, **kwargs)  # type: ignore[arg-type]
+
+
+def test_a_strict_tools_schema_is_checked_whole(text: ModelText) -> None:
+    strict = _tool({"properties": {"x": {"uniqueItems": True}}}, strict=True)
+    failure = _refusal(_request(tools=[TOOL, strict]), text)
+    assert failure.code == "invalid_schema"
+    assert failure.param == "tools[1].function.parameters.properties.x.uniqueItems"
+
+
+def test_what_a_models_own_format_cannot_express_is_named(text: ModelText) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^a"}}}
+    tool = msgspec.structs.replace(TOOL, parameters=schema, strict=True)
+    tags = dataclasses.replace(text, tool_format=QwenCoderFormat())
+    failure = _refusal(_request(tools=[tool]), tags)
+    assert failure.code == "invalid_schema"
+    assert failure.param == "tools[0].function.parameters.properties.x.pattern"
+
+
+def test_a_strict_tools_schema_loses_what_forbids_nothing(text: ModelText) -> None:
+    seen: list[ToolDefinition] = []
+
+    class Format(MarkedCalls):
+        def grammar(self, tools: Any, choice: Any, **kwargs: Any) -> str | None:
+            seen.extend(tools)
+            return None
+
+    watched = dataclasses.replace(text, tool_format=Format())
+    strict = _tool({"propertyNames": {"type": "string"}}, strict=True)
+    assert request_grammar(_request(tools=[strict]), watched) is None
+    assert [tool.parameters for tool in seen] == [{}]
+
+
+def test_another_tools_schema_is_checked_where_a_call_is_forced(text: ModelText) -> None:
+    odd = _tool({"properties": {"x": {"uniqueItems": True}}})
+    assert request_grammar(_request(tools=[odd], tool_choice=REQUIRED), text) is not None
+    broken = _tool({"properties": {"x": {"type": "strin"}}})
+    assert request_grammar(_request(tools=[broken]), text) is None
+    failure = _refusal(_request(tools=[broken], tool_choice=REQUIRED), text)
+    assert failure.param == "tools[1].function.parameters.properties.x.type"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "place"),
+    [
+        ({"properties": {"a": {}, "x": PANICS}}, ".properties.x.minLength"),
+        ({"properties": {"x": {"anyOf": [{}, PANICS]}}}, ".properties.x.anyOf[1].minLength"),
+        (
+            {"properties": {"x": {**PANICS, "type": "string", "nullable": True}}},
+            ".properties.x.minLength",
+        ),
+    ],
+)
+def test_a_tools_schema_that_panics_the_compiler_is_named_by_its_place(
+    text: ModelText, parameters: dict[str, Any], place: str
+) -> None:
+    request = _request(tools=[TOOL, _tool(parameters)], tool_choice=REQUIRED)
+    failure = _refusal(request, text)
+    assert failure.code == "invalid_grammar"
+    assert failure.param == f"tools[1].function.parameters{place}"
+
+
+@pytest.mark.parametrize(
+    ("chat", "param"),
+    [
+        ({"tools": [TOOL], "tool_choice": ToolChoice(mode="required", name="h")}, "tool_choice"),
+        ({"tool_choice": REQUIRED}, "tool_choice"),
+    ],
+)
+def test_calls_that_cannot_be_made_are_refused(
+    text: ModelText, chat: dict[str, Any], param: str
+) -> None:
+    assert _refusal(_request(**chat), text).param == param
+
+
+def test_tools_for_a_model_of_an_unknown_form_are_refused(text: ModelText) -> None:
+    unknown = dataclasses.replace(text, tool_format=None)
+    assert _refusal(_request(tools=[TOOL]), unknown).code == "unsupported_parameter"
+
+
+def test_a_call_is_forced_on_a_model_of_an_unknown_form(text: ModelText) -> None:
+    unknown = dataclasses.replace(text, tool_format=None)
+    request = _request(tools=[TOOL], tool_choice=REQUIRED)
+    (part,) = _grammars(request, unknown)
+    assert '\\"name\\": \\"f\\"' in part["lark_grammar"]
+    assert isinstance(request.input, ChatInput)
+    found = unknown.tool_format_of(request.input)
+    assert found is not None
+    parser = found.parser([TOOL])
+    parts = [*parser.feed('{"name": "f", "arguments": {}}'), *parser.flush()]
+    assert parts == [CallStarted("f"), CallArguments("{}")]
+
+
+def test_a_model_without_grammars_says_so(thinking_dir: Path) -> None:
+    problem = "its tokenizer cannot be read"
+    text = model_text(thinking_dir, chat_template=CHAT_TEMPLATE, grammar_problem=problem)
+    assert "structured_output" not in text.capabilities
+    assert request_grammar(_request(), text) is None
+    failure = _refusal(_request(FORMAT), text)
+    assert (failure.code, problem in failure.message) == ("unsupported_parameter", True)
