@@ -21,15 +21,13 @@ from inference.protocol.events import (
     ToolCallDelta,
     ToolCallStarted,
 )
-from inference.wire import (
-    anthropic_messages,
-    ollama_chat,
-    ollama_generate,
-    openai_chat,
-    openai_completions,
-    openai_responses,
-)
+from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import NO_CONTEXT, Encoder, Parse
+from inference.wire.ollama import chat as ollama_chat
+from inference.wire.ollama import generate as ollama_generate
+from inference.wire.openai.chat import request as openai_chat
+from inference.wire.openai.completions import request as openai_completions
+from inference.wire.openai.responses import request as openai_responses
 
 ROUNDS = 50
 EVENTS_PER_ROUND = 100

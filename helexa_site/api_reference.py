@@ -10,8 +10,8 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
 from helexa_site.pages import render_page
+from inference.wire.common.fields import Field, Support
 from inference.wire.documentation import DIALECTS, VERDICTS
-from inference.wire.fields import Field, Support
 from inference.wire.openapi import CALLS, READS, types_of
 
 

@@ -13,8 +13,8 @@ from django.http import HttpRequest, HttpResponse
 
 from helexa_site.pages import render_page
 from inference.gateway.server.paths import unknown_url
-from inference.wire import openai_errors
 from inference.wire.errors import UnknownUrlError
+from inference.wire.openai import errors as openai_errors
 
 
 def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponse:

@@ -67,17 +67,15 @@ from inference.gateway.server.azure import deployment_of
 from inference.gateway.server.lifespan import LifespanConsumer
 from inference.gateway.server.origins import with_cors
 from inference.gateway.server.paths import OLLAMA_PATHS, api_path, api_path_of
-from inference.wire import (
-    anthropic_errors,
-    anthropic_messages,
-    ollama_chat,
-    ollama_errors,
-    ollama_generate,
-    openai_chat,
-    openai_completions,
-    openai_errors,
-)
+from inference.wire.anthropic import errors as anthropic_errors
+from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import ErrorDialect
+from inference.wire.ollama import chat as ollama_chat
+from inference.wire.ollama import errors as ollama_errors
+from inference.wire.ollama import generate as ollama_generate
+from inference.wire.openai import errors as openai_errors
+from inference.wire.openai.chat import request as openai_chat
+from inference.wire.openai.completions import request as openai_completions
 
 BENCH_PATH = "/api/bench/"
 """Read by pages of other origins, as the original's was."""

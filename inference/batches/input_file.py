@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Container, Iterator
 from pathlib import Path
 
-from inference.wire.batch_lines import BatchLine, read_line, read_lines
+from inference.wire.common.batch_lines import BatchLine, read_line, read_lines
 
 
 class InputFile:

@@ -56,8 +56,8 @@ from inference.protocol.generation import Submit
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.keys import WAITING_INTERVAL_S, gateway_alive_key
 from inference.supervised_threads import SupervisedPool
+from inference.wire.common.images import ImageFile
 from inference.wire.errors import ApiError
-from inference.wire.images import ImageFile
 from metering.principal import Principal, Scope
 from metering.rate_limiter import RateLimiter
 from metering.receipts import Receipts

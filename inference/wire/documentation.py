@@ -9,28 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from inference.wire import (
-    anthropic_batches,
-    anthropic_messages,
-    batch_lines,
-    ollama_chat,
-    ollama_embed,
-    ollama_generate,
-    ollama_models,
-    ollama_pull,
-    openai_batches,
-    openai_chat,
-    openai_completions,
-    openai_embeddings,
-    openai_responses,
-    openai_responses_compact,
-    openai_responses_count,
-    openai_responses_socket,
-    rerank,
-    vllm_score,
-    vllm_tokenize,
-)
-from inference.wire.fields import Field, Support
+from inference.wire.anthropic import batches as anthropic_batches
+from inference.wire.anthropic import messages as anthropic_messages
+from inference.wire.common import batch_lines
+from inference.wire.common.fields import Field, Support
+from inference.wire.ollama import chat as ollama_chat
+from inference.wire.ollama import embed as ollama_embed
+from inference.wire.ollama import generate as ollama_generate
+from inference.wire.ollama import models as ollama_models
+from inference.wire.ollama import pull as ollama_pull
+from inference.wire.openai import batches as openai_batches
+from inference.wire.openai import embeddings as openai_embeddings
+from inference.wire.openai.chat import request as openai_chat
+from inference.wire.openai.completions import request as openai_completions
+from inference.wire.openai.responses import compact as openai_responses_compact
+from inference.wire.openai.responses import count as openai_responses_count
+from inference.wire.openai.responses import request as openai_responses
+from inference.wire.openai.responses import websocket as openai_responses_socket
+from inference.wire.vllm import rerank
+from inference.wire.vllm import score as vllm_score
+from inference.wire.vllm import tokenize as vllm_tokenize
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "api.md"
 BEGIN, END = "<!-- fields: begin -->", "<!-- fields: end -->"

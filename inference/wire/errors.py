@@ -43,7 +43,7 @@ from __future__ import annotations
 import math
 
 from inference.protocol.events import Failure
-from inference.wire.failures import BROKEN, FAILURES, NOT_REPEATED, failure_extras
+from inference.wire.common.failures import BROKEN, FAILURES, NOT_REPEATED, failure_extras
 
 DEFAULT_RETRY_AFTER_S = 1.0
 TOO_MANY_REQUESTS = 429

@@ -15,9 +15,9 @@ from typing import Any
 import orjson
 
 from inference.version import VERSION
+from inference.wire.common.fields import Field, Support
 from inference.wire.documentation import DIALECTS, PAGE
 from inference.wire.errors import ApiError, InvalidTypeError
-from inference.wire.fields import Field, Support
 
 FILE = PAGE.with_name("openapi.json")
 SAMPLES: dict[str, Any] = {

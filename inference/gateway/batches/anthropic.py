@@ -14,7 +14,8 @@ from inference.gateway.batches.store import BatchStore
 from inference.gateway.batches.worker import BatchWorker
 from inference.gateway.gateway import Gateway
 from inference.gateway.server.spooling import spooled_file
-from inference.wire import anthropic_batches, anthropic_errors
+from inference.wire.anthropic import batches as anthropic_batches
+from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.errors import ApiError, InvalidRequestError
 
 JSON_LINES = b"application/x-jsonl"

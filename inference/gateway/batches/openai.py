@@ -15,9 +15,10 @@ from inference.gateway.batches.worker import BatchWorker
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.server.spooling import spooled_file
-from inference.wire import openai_batches, openai_errors
 from inference.wire.dialect import ErrorDialect
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
+from inference.wire.openai import batches as openai_batches
+from inference.wire.openai import errors as openai_errors
 
 BINARY = b"application/octet-stream"
 

@@ -21,8 +21,8 @@ from inference.gateway.server.spooling import spooled_file
 from inference.protocol.events import ANSWERS
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.preparing import MAX_DEATHS, broke_worker
-from inference.wire import anthropic_messages, openai_chat, openai_completions, openai_embeddings
-from inference.wire.batch_lines import BatchLine
+from inference.wire.anthropic import messages as anthropic_messages
+from inference.wire.common.batch_lines import BatchLine
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import (
     ApiError,
@@ -30,6 +30,9 @@ from inference.wire.errors import (
     ModelNotFoundError,
     RequestFailedError,
 )
+from inference.wire.openai import embeddings as openai_embeddings
+from inference.wire.openai.chat import request as openai_chat
+from inference.wire.openai.completions import request as openai_completions
 from metering.principal import Principal
 
 PARSERS: dict[str, Callable[[bytes, RequestContext], Any]] = {

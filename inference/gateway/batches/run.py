@@ -25,9 +25,10 @@ from inference.batches.result_files import ResultFiles, ResultsTakenError
 from inference.gateway.batches.row import BatchRow, ExpiredError
 from inference.gateway.batches.store import BatchStore, pieces_of
 from inference.gateway.gateway import Gateway
-from inference.wire import anthropic_batches, openai_batches
-from inference.wire.batch_lines import COUNTS, BatchLine, Unrun
+from inference.wire.anthropic import batches as anthropic_batches
+from inference.wire.common.batch_lines import COUNTS, BatchLine, Unrun
 from inference.wire.errors import ApiError, InternalError, ServiceUnavailableError
+from inference.wire.openai import batches as openai_batches
 from metering.principal import Principal
 
 logger = logging.getLogger(__name__)

@@ -29,7 +29,8 @@ from inference.gateway.server.azure import with_model
 from inference.gateway.server.body_writer import send_file, send_in_pieces
 from inference.gateway.server.large_bodies import parse_aside
 from inference.gateway.server.paths import unknown_url
-from inference.wire import openai_errors
+from inference.wire.common.fields import shown
+from inference.wire.common.unknown_fields import unknown_fields_ignored
 from inference.wire.dialect import ErrorDialect, RequestContext
 from inference.wire.errors import (
     ApiError,
@@ -41,8 +42,7 @@ from inference.wire.errors import (
     error_headers,
     shutting_down,
 )
-from inference.wire.fields import shown
-from inference.wire.unknown_fields import unknown_fields_ignored
+from inference.wire.openai import errors as openai_errors
 from metering.principal import Scope
 
 logger = logging.getLogger(__name__)

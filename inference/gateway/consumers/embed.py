@@ -9,8 +9,8 @@ from inference.gateway.request.placed_request import PlacedRequest
 from inference.gateway.request.run import run_request
 from inference.gateway.server.body_writer import BodyWriter
 from inference.protocol.events import Embedded, EmbeddedPart
-from inference.wire import openai_embeddings
 from inference.wire.dialect import PartsEncoder
+from inference.wire.openai import embeddings as openai_embeddings
 
 
 class EmbeddingsConsumer(ApiConsumer):

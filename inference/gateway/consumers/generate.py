@@ -17,7 +17,6 @@ from inference.gateway.consumers.streaming import STREAM_GRACE_S, StreamingConsu
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.run import run_request
 from inference.protocol.events import ChoiceFinished, Event, Finished
-from inference.wire import openai_errors
 from inference.wire.dialect import (
     Encoder,
     ErrorDialect,
@@ -25,6 +24,7 @@ from inference.wire.dialect import (
     ParsedRequest,
     PartsEncoder,
 )
+from inference.wire.openai import errors as openai_errors
 
 
 class GenerationConsumer(StreamingConsumer):

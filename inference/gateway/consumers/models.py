@@ -16,9 +16,17 @@ from fleet.placement.room import feasible_on
 from fleet.snapshot import FleetSnapshot, ReplicaView
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.wire import anthropic_errors, anthropic_models, openai_models
+from inference.wire.anthropic import errors as anthropic_errors
+from inference.wire.anthropic import models as anthropic_models
+from inference.wire.common.model_card import (
+    LOADED,
+    ModelCard,
+    ModelLocation,
+    ModelPrices,
+    ModelProgress,
+)
 from inference.wire.errors import ModelNotAllowedError
-from inference.wire.model_card import LOADED, ModelCard, ModelLocation, ModelPrices, ModelProgress
+from inference.wire.openai import models as openai_models
 
 BEST_FIRST = (
     ReplicaStatus.READY,

@@ -9,7 +9,8 @@ from inference.gateway.consumers.embed import all_vectors
 from inference.gateway.consumers.generate import unix_time_s
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.run import run_request
-from inference.wire import rerank, vllm_score
+from inference.wire.vllm import rerank
+from inference.wire.vllm import score as vllm_score
 
 
 class ScoreConsumer(ApiConsumer):

@@ -13,8 +13,8 @@ from inference.gateway.consumers.api_consumer import ApiConsumer, Headers
 from inference.gateway.consumers.keep_alive import QuietTimer
 from inference.gateway.gateway import Gateway
 from inference.gateway.responses.frame_log import FrameWatch
-from inference.wire import openai_errors
 from inference.wire.dialect import WAITING_COMMENT, ErrorDialect, waiting_comment
+from inference.wire.openai import errors as openai_errors
 
 STREAM_GRACE_S = 2.0
 KEEP_ALIVE_S = 10.0

@@ -14,7 +14,9 @@ from inference.gateway.request.run import run_request
 from inference.gateway.responses.store import ResponseStore
 from inference.protocol.events import TokensCounted
 from inference.protocol.generation import TokenCountRequest
-from inference.wire import anthropic_errors, anthropic_messages, openai_responses_count
+from inference.wire.anthropic import errors as anthropic_errors
+from inference.wire.anthropic import messages as anthropic_messages
+from inference.wire.openai.responses import count as openai_responses_count
 
 
 class TokenCountConsumer(ApiConsumer):

@@ -16,8 +16,8 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.request.run import run_request
 from inference.protocol.events import Tokenized
 from inference.protocol.generation import TokenizeRequest
-from inference.wire import vllm_tokenize
 from inference.wire.dialect import RequestContext
+from inference.wire.vllm import tokenize as vllm_tokenize
 
 
 class TokenizeConsumer(ApiConsumer):

@@ -28,8 +28,8 @@ from inference.protocol.generation import ChatInput, ChatMessage, Request
 from inference.protocol.images import ImageRef
 from inference.protocol.keys import images_key
 from inference.supervised_threads import SupervisedPool
+from inference.wire.common.images import ImageFile, ImageReading, ImageRules, images_read
 from inference.wire.errors import InvalidImageError
-from inference.wire.images import ImageFile, ImageReading, ImageRules, images_read
 
 logger = logging.getLogger(__name__)
 

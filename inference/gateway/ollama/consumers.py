@@ -20,11 +20,13 @@ from inference.gateway.ollama.pull import JSON_LINES
 from inference.gateway.request.run import run_request
 from inference.gateway.server.body_writer import BodyWriter
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.wire import ollama_embed, ollama_errors, ollama_models
 from inference.wire.dialect import Encoder, Parse, ParsedRequest
 from inference.wire.errors import ModelNotAllowedError, NotSupportedError
-from inference.wire.ollama_chat import OllamaRequest
-from inference.wire.ollama_models import OfferedModel
+from inference.wire.ollama import embed as ollama_embed
+from inference.wire.ollama import errors as ollama_errors
+from inference.wire.ollama import models as ollama_models
+from inference.wire.ollama.chat import OllamaRequest
+from inference.wire.ollama.models import OfferedModel
 
 OPERATORS = {
     "/api/push": "Models are not published from here.",

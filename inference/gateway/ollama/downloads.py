@@ -16,7 +16,7 @@ from inference.wire.errors import (
     ModelNotFoundError,
     ServiceUnavailableError,
 )
-from inference.wire.ollama_pull import PullRequest, PullState
+from inference.wire.ollama.pull import PullRequest, PullState
 from metering.actor import Actor
 
 logger = logging.getLogger(__name__)

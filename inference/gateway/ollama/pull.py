@@ -16,9 +16,10 @@ from typing import ClassVar
 from inference.gateway.consumers.api_consumer import ApiConsumer, Headers
 from inference.gateway.gateway import Gateway
 from inference.protocol.events import Failure
-from inference.wire import ollama_errors, ollama_pull
 from inference.wire.errors import RequestFailedError
-from inference.wire.ollama_pull import PullState
+from inference.wire.ollama import errors as ollama_errors
+from inference.wire.ollama import pull as ollama_pull
+from inference.wire.ollama.pull import PullState
 from metering.actor import Actor, key_actor
 from metering.principal import Scope
 

@@ -36,8 +36,8 @@ from inference.protocol.adapters import AdapterSpec
 from inference.protocol.events import Event
 from inference.protocol.generation import Request, Submit
 from inference.protocol.preparing import blame, broke_worker
+from inference.wire.common.images import ImageFile
 from inference.wire.errors import ApiError, RequestFailedError
-from inference.wire.images import ImageFile
 from metering.receipts import Receipt
 
 logger = logging.getLogger(__name__)

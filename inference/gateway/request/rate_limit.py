@@ -7,7 +7,7 @@ from inference.gateway.redis.failure import redis_unavailable
 from inference.gateway.request.call import Call, RequestOutcome, TokenCharge
 from inference.gateway.request.prompt_ratios import PromptRatios
 from inference.gateway.request.token_bounds import TokenBounds
-from inference.wire import anthropic_errors
+from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.dialect import ErrorDialect
 from inference.wire.errors import ApiError, RateLimitExceededError
 from metering.errors import LimitsUnavailableError, RateLimitedError

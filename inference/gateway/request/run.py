@@ -22,8 +22,8 @@ from inference.gateway.request.sampling_defaults import with_sampling_defaults
 from inference.gateway.request.token_bounds import TokenBounds, is_billed, token_bounds
 from inference.protocol.generation import Request, TokenCountRequest, TokenizeRequest
 from inference.protocol.heartbeat import ReplicaStatus
+from inference.wire.common.images import ImageFile
 from inference.wire.errors import ModelNotAllowedError, VisionUnsupportedError
-from inference.wire.images import ImageFile
 from metering.prices import FREE
 
 

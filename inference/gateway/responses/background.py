@@ -29,9 +29,9 @@ from inference.wire.errors import (
     ServiceUnavailableError,
     shutting_down,
 )
-from inference.wire.openai_responses import ResponsesRequest
-from inference.wire.openai_responses_events import ResponseStreamEncoder
-from inference.wire.openai_responses_object import response_id
+from inference.wire.openai.responses.events import ResponseStreamEncoder
+from inference.wire.openai.responses.object import response_id
+from inference.wire.openai.responses.request import ResponsesRequest
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.protocol.generation import GenerationRequest
-from inference.wire import openai_responses_compact, openai_responses_errors
-from inference.wire.openai_responses_summary import settled
+from inference.wire.openai.responses import compact as openai_responses_compact
+from inference.wire.openai.responses import errors as openai_responses_errors
+from inference.wire.openai.responses.summary import settled
 
 
 class CompactionConsumer(ApiConsumer):

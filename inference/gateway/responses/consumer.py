@@ -19,11 +19,12 @@ from inference.gateway.responses.background import BackgroundRuns
 from inference.gateway.responses.frame_log import FrameWatch
 from inference.gateway.responses.store import ResponseStore, record_of
 from inference.protocol.events import Event, Finished
-from inference.wire import openai_responses, openai_responses_errors
 from inference.wire.dialect import Encoder, ParsedRequest
 from inference.wire.errors import ApiError, ModelNotAllowedError
-from inference.wire.openai_responses import ResponsesRequest
-from inference.wire.openai_responses_events import ResponseBodyEncoder, ResponseStreamEncoder
+from inference.wire.openai.responses import errors as openai_responses_errors
+from inference.wire.openai.responses import request as openai_responses
+from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
+from inference.wire.openai.responses.request import ResponsesRequest
 
 logger = logging.getLogger(__name__)
 

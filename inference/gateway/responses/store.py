@@ -21,6 +21,8 @@ from inference.conversations.records import ResponseRecord
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.request.call import Call
 from inference.quotas import Quota, QuotaFullError, Used
+from inference.wire.common.images import ImageReading, images_read
+from inference.wire.common.unknown_fields import unknown_fields_ignored
 from inference.wire.errors import (
     ApiError,
     InsufficientQuotaError,
@@ -28,10 +30,8 @@ from inference.wire.errors import (
     PreviousResponseNotFoundError,
     ResponseNotFoundError,
 )
-from inference.wire.images import ImageReading, images_read
-from inference.wire.openai_responses import ResponsesRequest
-from inference.wire.openai_responses_input import InputItem, items, with_ids
-from inference.wire.unknown_fields import unknown_fields_ignored
+from inference.wire.openai.responses.input import InputItem, items, with_ids
+from inference.wire.openai.responses.request import ResponsesRequest
 from metering.principal import Principal
 
 logger = logging.getLogger(__name__)

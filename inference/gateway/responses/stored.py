@@ -13,10 +13,10 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.responses.background import BackgroundRun, BackgroundRuns
 from inference.gateway.responses.frame_log import EventsGoneError, FrameWatch
 from inference.gateway.responses.store import ResponseStore
-from inference.wire import openai_responses_errors
 from inference.wire.errors import InvalidRequestError
-from inference.wire.openai_responses_replay import replay
-from inference.wire.openai_responses_stored import (
+from inference.wire.openai.responses import errors as openai_responses_errors
+from inference.wire.openai.responses.replay import replay
+from inference.wire.openai.responses.stored import (
     deleted_body,
     item_list_body,
     read_item_page,

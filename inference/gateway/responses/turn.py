@@ -16,12 +16,12 @@ from inference.gateway.responses.store import ResponseStore, read_back, record_o
 from inference.protocol.events import ChoiceFinished, Event, Finished
 from inference.protocol.generation import GenerationRequest
 from inference.wire.errors import ApiError
-from inference.wire.openai_responses import ResponsesRequest
-from inference.wire.openai_responses_events import ResponseStreamEncoder
-from inference.wire.openai_responses_input import InputItem
-from inference.wire.openai_responses_object import response_id
-from inference.wire.openai_responses_output import without_logprobs
-from inference.wire.openai_responses_socket import parse_message
+from inference.wire.openai.responses.events import ResponseStreamEncoder
+from inference.wire.openai.responses.input import InputItem
+from inference.wire.openai.responses.object import response_id
+from inference.wire.openai.responses.output import without_logprobs
+from inference.wire.openai.responses.request import ResponsesRequest
+from inference.wire.openai.responses.websocket import parse_message
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from inference.wire.errors import (
     RequestTooLargeError,
     shutting_down,
 )
-from inference.wire.openai_responses_socket import error_message, messages_of
+from inference.wire.openai.responses.websocket import error_message, messages_of
 from metering.principal import Principal, Scope
 
 logger = logging.getLogger(__name__)

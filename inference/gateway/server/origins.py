@@ -16,8 +16,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from helexa_site.config import Config
-from inference.wire import openai_errors
 from inference.wire.errors import ForbiddenError
+from inference.wire.openai import errors as openai_errors
 
 ANY = "*"
 LOCAL_ORIGIN = re.compile(

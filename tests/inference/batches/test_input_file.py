@@ -53,7 +53,7 @@ def test_lines_in_their_order_whatever_ends_them(path: Path, end: bytes) -> None
 def test_what_cannot_be_run_is_refused(
     path: Path, content: bytes, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.wire.batch_lines.MAX_REQUESTS", 4)
+    monkeypatch.setattr("inference.wire.common.batch_lines.MAX_REQUESTS", 4)
     path.write_bytes(content)
     with pytest.raises(InvalidRequestError, match=said):
         InputFile(path, CHAT).scan(set())

@@ -30,8 +30,8 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.protocol.generation import Submit
-from inference.wire import openai_chat
-from inference.wire.fields import read_json_object
+from inference.wire.common.fields import read_json_object
+from inference.wire.openai.chat import request as openai_chat
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
 

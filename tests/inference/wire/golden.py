@@ -24,24 +24,22 @@ import msgspec
 
 from inference.protocol.events import Event
 from inference.protocol.generation import Request
-from inference.wire import (
-    anthropic_errors,
-    anthropic_messages,
-    ollama_chat,
-    ollama_embed,
-    ollama_errors,
-    ollama_generate,
-    openai_chat,
-    openai_completions,
-    openai_embeddings,
-    openai_errors,
-    openai_responses,
-    openai_responses_errors,
-    rerank,
-    vllm_score,
-)
+from inference.wire.anthropic import errors as anthropic_errors
+from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import ErrorDialect, RequestContext
 from inference.wire.errors import ApiError
+from inference.wire.ollama import chat as ollama_chat
+from inference.wire.ollama import embed as ollama_embed
+from inference.wire.ollama import errors as ollama_errors
+from inference.wire.ollama import generate as ollama_generate
+from inference.wire.openai import embeddings as openai_embeddings
+from inference.wire.openai import errors as openai_errors
+from inference.wire.openai.chat import request as openai_chat
+from inference.wire.openai.completions import request as openai_completions
+from inference.wire.openai.responses import errors as openai_responses_errors
+from inference.wire.openai.responses import request as openai_responses
+from inference.wire.vllm import rerank
+from inference.wire.vllm import score as vllm_score
 from tests.inference.wire.golden_cases import GoldenCase, cases_of, pretty, regenerate
 
 Parser = Callable[[bytes, RequestContext], Any]

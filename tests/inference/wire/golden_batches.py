@@ -26,9 +26,12 @@ import msgspec
 import orjson
 
 from inference.batches.records import BatchRecord, FileRecord
-from inference.wire import anthropic_batches, anthropic_errors, openai_batches, openai_errors
-from inference.wire.batch_lines import read_lines
+from inference.wire.anthropic import batches as anthropic_batches
+from inference.wire.anthropic import errors as anthropic_errors
+from inference.wire.common.batch_lines import read_lines
 from inference.wire.errors import ApiError, InvalidRequestError, ModelNotFoundError
+from inference.wire.openai import batches as openai_batches
+from inference.wire.openai import errors as openai_errors
 from tests.inference.wire.golden_cases import GoldenCase, cases_of, pretty, regenerate
 
 DIALECTS: dict[str, ModuleType] = {

@@ -29,8 +29,9 @@ from inference.protocol.events import (
     ToolCallStarted,
     Usage,
 )
-from inference.wire import openai_chat, openai_completions
 from inference.wire.dialect import RequestContext
+from inference.wire.openai.chat import request as openai_chat
+from inference.wire.openai.completions import request as openai_completions
 
 R = "r"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}

@@ -6,10 +6,12 @@ import orjson
 import pytest
 
 from inference.protocol.events import Failure, TooLong
-from inference.wire import anthropic_errors, ollama_errors, openai_responses_errors
+from inference.wire.anthropic import errors as anthropic_errors
+from inference.wire.common.failures import FAILURES
 from inference.wire.errors import MethodNotAllowedError, RequestFailedError, error_headers
-from inference.wire.failures import FAILURES
-from inference.wire.openai_errors import error_object
+from inference.wire.ollama import errors as ollama_errors
+from inference.wire.openai.errors import error_object
+from inference.wire.openai.responses import errors as openai_responses_errors
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from inference.wire.anthropic_messages import FIELDS as MESSAGES_FIELDS
-from inference.wire.fields import Field, Support
-from inference.wire.ollama_chat import FIELDS as OLLAMA_CHAT_FIELDS
-from inference.wire.ollama_chat import NESTED_FIELDS as OLLAMA_NESTED_FIELDS
-from inference.wire.ollama_embed import FIELDS as OLLAMA_EMBED_FIELDS
-from inference.wire.ollama_generate import FIELDS as OLLAMA_GENERATE_FIELDS
-from inference.wire.openai_chat import FIELDS as CHAT_FIELDS
-from inference.wire.openai_chat import NESTED_FIELDS
-from inference.wire.openai_completions import FIELDS as COMPLETION_FIELDS
-from inference.wire.openai_embeddings import FIELDS as EMBEDDING_FIELDS
-from inference.wire.openai_responses import FIELDS as RESPONSES_FIELDS
-from inference.wire.rerank import FIELDS as RERANK_FIELDS
-from inference.wire.vllm_score import FIELDS as SCORE_FIELDS
+from inference.wire.anthropic.messages import FIELDS as MESSAGES_FIELDS
+from inference.wire.common.fields import Field, Support
+from inference.wire.ollama.chat import FIELDS as OLLAMA_CHAT_FIELDS
+from inference.wire.ollama.chat import NESTED_FIELDS as OLLAMA_NESTED_FIELDS
+from inference.wire.ollama.embed import FIELDS as OLLAMA_EMBED_FIELDS
+from inference.wire.ollama.generate import FIELDS as OLLAMA_GENERATE_FIELDS
+from inference.wire.openai.chat.request import FIELDS as CHAT_FIELDS
+from inference.wire.openai.chat.request import NESTED_FIELDS
+from inference.wire.openai.completions.request import FIELDS as COMPLETION_FIELDS
+from inference.wire.openai.embeddings import FIELDS as EMBEDDING_FIELDS
+from inference.wire.openai.responses.request import FIELDS as RESPONSES_FIELDS
+from inference.wire.vllm.rerank import FIELDS as RERANK_FIELDS
+from inference.wire.vllm.score import FIELDS as SCORE_FIELDS
 from tests.inference.wire.golden import DIALECTS, OPTIONAL, Case, cases
 from tests.inference.wire.golden_batches import DIALECTS as BATCH_DIALECTS
 from tests.inference.wire.golden_cases import GOLDEN_DIR

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from inference.batches.records import ENDED
-from inference.wire.anthropic_batches import FIELDS, REQUEST_FIELDS
-from inference.wire.batch_lines import LINE_FIELDS
-from inference.wire.fields import Support
-from inference.wire.openai_batches import BATCH_FIELDS
+from inference.wire.anthropic.batches import FIELDS, REQUEST_FIELDS
+from inference.wire.common.batch_lines import LINE_FIELDS
+from inference.wire.common.fields import Support
+from inference.wire.openai.batches import BATCH_FIELDS
 from tests.inference.wire.golden_batches import DIALECTS, OUTPUTS, Case, cases
 
 CASES = cases()

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from anthropic.types import ModelInfo
 
-from inference.wire import anthropic_models, openai_models
-from inference.wire.anthropic_models import PageRequest
+from inference.wire.anthropic import models as anthropic_models
+from inference.wire.anthropic.models import PageRequest
+from inference.wire.common.model_card import ModelCard, ModelLocation, ModelPrices
 from inference.wire.errors import InvalidRequestError
-from inference.wire.model_card import ModelCard, ModelLocation, ModelPrices
+from inference.wire.openai import models as openai_models
 
 CARD = ModelCard(
     id="tiny",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from inference.wire import openai_chat, openai_embeddings
+from inference.wire.openai import embeddings as openai_embeddings
+from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openapi import FILE, document, document_bytes, types_of
 
 

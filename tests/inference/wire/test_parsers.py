@@ -16,15 +16,13 @@ from inference.protocol.generation import (
     decode_inbox_frame,
     encode_inbox_frame,
 )
-from inference.wire import (
-    anthropic_messages,
-    openai_chat,
-    openai_completions,
-    openai_errors,
-    openai_responses,
-)
+from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import ApiError
+from inference.wire.openai import errors as openai_errors
+from inference.wire.openai.chat import request as openai_chat
+from inference.wire.openai.completions import request as openai_completions
+from inference.wire.openai.responses import request as openai_responses
 
 PARSERS = [anthropic_messages.parse, openai_chat.parse, openai_completions.parse]
 MESSAGES = [{"role": "user", "content": "Hi"}]

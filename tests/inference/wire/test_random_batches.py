@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from inference.wire import anthropic_batches, openai_batches, vllm_tokenize
-from inference.wire.batch_lines import read_lines
+from inference.wire.anthropic import batches as anthropic_batches
+from inference.wire.common.batch_lines import read_lines
 from inference.wire.errors import ApiError
+from inference.wire.openai import batches as openai_batches
+from inference.wire.vllm import tokenize as vllm_tokenize
 from tests.inference.wire.golden_cases import GOLDEN_DIR
 from tests.inference.wire.random_bodies import random_bodies
 

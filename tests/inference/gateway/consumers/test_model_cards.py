@@ -13,7 +13,7 @@ from fleet.snapshot import Absence, FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.consumers.models import model_card
 from inference.protocol.heartbeat import Capability, DeviceInfo, ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
-from inference.wire.model_card import ModelPrices, own_fields
+from inference.wire.common.model_card import ModelPrices, own_fields
 
 ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny")
 

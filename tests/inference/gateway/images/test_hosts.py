@@ -17,11 +17,11 @@ from inference.gateway.images.fetch import ImageFetchError, fetch_image
 from inference.gateway.images.hosts import ImageAddressError, check_resolved, image_address
 from inference.gateway.images.request_images import ImageReader
 from inference.protocol.generation import ChatInput
-from inference.wire import openai_chat
+from inference.wire.common.images import ImageFile, ImageRules
 from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import InvalidImageError
-from inference.wire.images import ImageFile, ImageRules
-from inference.wire.openai_chat import ChatRequest
+from inference.wire.openai.chat import request as openai_chat
+from inference.wire.openai.chat.request import ChatRequest
 from tests.inference.image_files import png
 
 CAT = png(30, 20)

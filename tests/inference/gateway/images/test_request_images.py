@@ -18,9 +18,9 @@ from inference.protocol.events import Event
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit
 from inference.protocol.images import ImageRef, VisionInput
 from inference.protocol.keys import images_key
-from inference.wire import openai_chat
+from inference.wire.common.images import ImageFile, ImageRules
 from inference.wire.errors import InvalidImageError
-from inference.wire.images import ImageFile, ImageRules
+from inference.wire.openai.chat import request as openai_chat
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris

@@ -18,7 +18,7 @@ from inference.gateway.ollama import pull as ollama_pull
 from inference.gateway.server.paths import OLLAMA_PATHS
 from inference.protocol.events import Accepted, Embedded, Event, TokensCounted, Usage
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit, TokenCountRequest
-from inference.wire.ollama_pull import PullState
+from inference.wire.ollama.pull import PullState
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import OPERATOR, FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing

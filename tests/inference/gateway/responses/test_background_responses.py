@@ -19,7 +19,7 @@ from inference.gateway.responses import background, frame_log
 from inference.gateway.responses import store as response_store
 from inference.gateway.responses import stored as stored_responses
 from inference.protocol.keys import gateway_alive_key
-from inference.wire import openai_responses
+from inference.wire.openai.responses import request as openai_responses
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless
 from tests.inference.gateway.responses_support import (

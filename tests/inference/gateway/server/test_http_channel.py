@@ -16,9 +16,10 @@ from twisted.web.http import Request
 
 from inference.gateway.server.daphne_server import StreamRequest
 from inference.gateway.server.http_channel import LINGER_S, StreamChannel, origin_target
-from inference.wire import anthropic_errors, openai_errors
+from inference.wire.anthropic import errors as anthropic_errors
+from inference.wire.common.failures import FAILURES
 from inference.wire.errors import ApiError, RequestTooLargeError
-from inference.wire.failures import FAILURES
+from inference.wire.openai import errors as openai_errors
 
 EVERY_ERROR = [ApiError]
 for one in EVERY_ERROR:

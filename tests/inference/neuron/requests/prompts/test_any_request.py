@@ -29,7 +29,7 @@ from inference.text.tool_calls.hermes import HermesFormat
 from inference.text.tool_calls.llama3 import Llama3Format
 from inference.text.tool_calls.mistral import MistralFormat
 from inference.text.tool_calls.qwen_coder import QwenCoderFormat
-from inference.wire.failures import FAILURES
+from inference.wire.common.failures import FAILURES
 from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
 from tests.inference.text.family_templates import LLAMA, MISTRAL, QWEN
 

@@ -1,0 +1,269 @@
+"""The content blocks that Anthropic's dialect reads: what each role may say, and what is kept.
+
+Blocks that are not here are refused by their name. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from inference.protocol.generation import ToolCall
+from inference.protocol.images import ImageRef
+from inference.wire.anthropic.fields import CACHE_CONTROL, type_field
+from inference.wire.anthropic.tools import ToolReference, tool_name
+from inference.wire.common.fields import (
+    Check,
+    Field,
+    flag,
+    honoured,
+    json_object,
+    kind_of,
+    neutral,
+    object_of,
+    one_of,
+    only,
+    refused,
+    shown,
+    table,
+    text,
+    wrong_type,
+)
+from inference.wire.common.images import FILE_REASON, address_image, base64_image
+from inference.wire.common.turn_parts import PART_SEPARATOR, Called, Part, Returned, Thought
+from inference.wire.errors import (
+    InvalidRequestError,
+    UnsupportedParameterError,
+)
+
+MAX_ID_CHARS = 256
+ERROR_PREFIX = "Error: "
+"""How a model is told that a tool's result is an error: templates have no field for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    image: ImageRef
+
+
+@dataclass(frozen=True, slots=True)
+class Redacted:
+    """Thinking that only the server that made it could read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """``path`` is where the id stood in the client's body."""
+
+    returned: Returned
+    path: str
+    references: tuple[ToolReference, ...] = ()
+
+
+Block = Text | Picture | Thought | Redacted | Called | ToolResult
+
+_id = text(MAX_ID_CHARS, min_chars=1)
+_toolset = refused("toolset_name", "there are no toolsets here")
+_direct = only({"type": "direct"}, reason="only the model calls tools")
+
+TEXT_FIELDS = table(
+    type_field("text"),
+    honoured("text", text(), "A string."),
+    CACHE_CONTROL,
+    neutral("citations", only([], reason="sources are not cited"), "[]"),
+)
+_read_text = object_of(TEXT_FIELDS, required=("text",))
+
+
+def _text(value: Any, path: str, kinds: tuple[str, ...] = ("text",)) -> str:
+    """One text block's text; every other kind is refused, ``kinds`` being those that are read."""
+    kind = kind_of(value, path)
+    if kind != "text":
+        raise _not_read(kind, path, kinds)
+    return str(_read_text(value, path)["text"])
+
+
+def joined_text(value: Any, path: str) -> str:
+    """A string, or text blocks joined with a newline."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise wrong_type(path, "a string or an array of blocks", value)
+    return PART_SEPARATOR.join(
+        [_text(block, f"{path}[{index}]") for index, block in enumerate(value)]
+    )
+
+
+SOURCE_FIELDS: dict[str, dict[str, Field]] = {
+    "base64": table(
+        type_field("base64"),
+        honoured("data", base64_image, "The file: a PNG, JPEG, WebP, GIF or BMP, not animated."),
+        neutral(
+            "media_type",
+            one_of("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"),
+            "The file itself says which it is.",
+        ),
+    ),
+    "url": table(
+        type_field("url"),
+        honoured("url", address_image, "Only where the operator allows its host."),
+    ),
+    "file": table(type_field("file"), refused("file_id", FILE_REASON)),
+}
+HELD_IN = {"base64": "data", "url": "url", "file": "file_id"}
+
+
+def _source(value: Any, path: str) -> ImageRef:
+    kind = kind_of(value, path)
+    if kind not in SOURCE_FIELDS:
+        raise _not_read(kind, path, tuple(SOURCE_FIELDS))
+    name = HELD_IN[kind]
+    image: ImageRef = object_of(SOURCE_FIELDS[kind], required=(name,))(value, path)[name]
+    return image
+
+
+IMAGE_FIELDS = table(
+    type_field("image"),
+    honoured("source", _source, "base64, or url where the operator allows its host."),
+    CACHE_CONTROL,
+)
+_read_image = object_of(IMAGE_FIELDS, required=("source",))
+
+REFERENCE_FIELDS = table(
+    type_field("tool_reference"),
+    honoured("tool_name", tool_name, "Offers a deferred tool; the model reads the name."),
+    CACHE_CONTROL,
+)
+_read_reference = object_of(REFERENCE_FIELDS, required=("tool_name",))
+
+
+@dataclass(frozen=True, slots=True)
+class _ResultContent:
+    parts: tuple[Part, ...]
+    references: tuple[ToolReference, ...] = ()
+
+
+def _result_content(value: Any, path: str) -> _ResultContent:
+    """A string, or blocks of text, images and tool references."""
+    if not isinstance(value, list):
+        return _ResultContent((joined_text(value, path),))
+    parts: list[Part] = []
+    references = []
+    for index, block in enumerate(value):
+        at = f"{path}[{index}]"
+        match kind_of(block, at):
+            case "tool_reference":
+                name = _read_reference(block, at)["tool_name"]
+                references.append(ToolReference(name, f"{at}.tool_name"))
+                parts.append(name)
+            case "image":
+                parts.append(_read_image(block, at)["source"])
+            case _:
+                parts.append(_text(block, at, RESULT_BLOCKS))
+    return _ResultContent(tuple(parts), tuple(references))
+
+
+BLOCK_FIELDS: dict[str, dict[str, Field]] = {
+    "text": TEXT_FIELDS,
+    "image": IMAGE_FIELDS,
+    "thinking": table(
+        type_field("thinking"),
+        honoured("thinking", text(), "What the model thought; its template decides who sees it."),
+        neutral("signature", text(), "Any: nothing is verified by it."),
+    ),
+    "redacted_thinking": table(
+        type_field("redacted_thinking"),
+        neutral("data", text(), "Nothing this server can read; it never makes any."),
+    ),
+    "tool_use": table(
+        type_field("tool_use"),
+        honoured("id", _id, "What its result names."),
+        honoured("name", tool_name, "The tool's."),
+        honoured("input", json_object, "An object."),
+        CACHE_CONTROL,
+        neutral("caller", _direct, "type direct"),
+        _toolset,
+    ),
+    "tool_result": table(
+        type_field("tool_result"),
+        honoured("tool_use_id", _id, "Of a call before it that has no result yet."),
+        honoured("content", _result_content, "A string, or text, image or tool_reference blocks."),
+        honoured("is_error", flag, "true: the model reads 'Error: ' before the content."),
+        CACHE_CONTROL,
+        _toolset,
+    ),
+}
+REQUIRED = {
+    "text": ("text",),
+    "image": ("source",),
+    "thinking": ("thinking",),
+    "redacted_thinking": ("data",),
+    "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id",),
+}
+USER_BLOCKS = ("text", "image", "tool_result")
+RESULT_BLOCKS = ("text", "image", "tool_reference")
+ASSISTANT_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")
+
+
+def blocks(kinds: tuple[str, ...]) -> Check:
+    """Content: a string is one text block."""
+
+    def check(value: Any, path: str) -> tuple[Block, ...]:
+        if isinstance(value, str):
+            return (Text(value),)
+        if not isinstance(value, list):
+            raise wrong_type(path, "a string or an array of blocks", value)
+        if not value:
+            raise InvalidRequestError(f"'{path}' must not be empty.", param=path)
+        return tuple(_block(one, f"{path}[{index}]", kinds) for index, one in enumerate(value))
+
+    return check
+
+
+def _block(value: Any, path: str, kinds: tuple[str, ...]) -> Block:
+    kind = kind_of(value, path)
+    if kind not in kinds:
+        raise _not_read(kind, path, kinds)
+    read = object_of(BLOCK_FIELDS[kind], required=REQUIRED[kind])(value, path)
+    return _made(kind, read, path)
+
+
+def _made(kind: str, read: Mapping[str, Any], path: str) -> Block:
+    match kind:
+        case "text":
+            return Text(read["text"])
+        case "image":
+            return Picture(read["source"])
+        case "thinking":
+            return Thought(read["thinking"])
+        case "tool_use":
+            arguments = orjson.dumps(read["input"]).decode()
+            return Called(ToolCall(id=read["id"], name=read["name"], arguments=arguments))
+        case "tool_result":
+            content = read.get("content", _ResultContent(("",)))
+            parts = _as_error(content.parts) if read.get("is_error", False) else content.parts
+            returned = Returned(read["tool_use_id"], parts)
+            return ToolResult(returned, f"{path}.tool_use_id", content.references)
+    return Redacted()
+
+
+def _as_error(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    first = parts[0] if parts else ""
+    if isinstance(first, str):
+        return (ERROR_PREFIX + first, *parts[1:])
+    return (ERROR_PREFIX, *parts)
+
+
+def _not_read(kind: str, path: str, kinds: tuple[str, ...]) -> UnsupportedParameterError:
+    return UnsupportedParameterError(
+        f"{path}.type", f"'{shown(kind)}' blocks are not read here, only {', '.join(kinds)}"
+    )

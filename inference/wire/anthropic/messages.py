@@ -1,0 +1,268 @@
+"""Anthropic's messages dialect: bytes in, one request out; events in, frames out.
+
+    parse(body) ─▶ MessagesRequest(generation, stream, style)
+    parse_count(body) ─▶ TokenCountRequest ─▶ count_body(tokens)
+
+The encoders are in ``anthropic_encoders``. Beta features need no header here: a field is honoured
+or refused by what it asks for. Source: https://docs.anthropic.com/en/api/messages. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from inference.protocol.generation import (
+    ChatInput,
+    GenerationRequest,
+    OutputFormat,
+    TokenCountRequest,
+)
+from inference.protocol.sampling import SamplingOptions
+from inference.wire.anthropic import fields as options
+from inference.wire.anthropic.content import BLOCK_FIELDS, REFERENCE_FIELDS, SOURCE_FIELDS
+from inference.wire.anthropic.encoders import MessageBodyEncoder, MessageStreamEncoder, Style
+from inference.wire.anthropic.fields import MAX_TOKENS, Thinking
+from inference.wire.anthropic.tools import (
+    CHOICE_FIELDS,
+    TOOL_FIELDS,
+    Choice,
+    check_choice,
+    offered_tools,
+    tool_choice,
+    tools,
+)
+from inference.wire.anthropic.turns import (
+    MESSAGE_FIELDS,
+    chat_messages,
+    messages,
+    system,
+    tool_references,
+)
+from inference.wire.common.answer_start import without_answer_start
+from inference.wire.common.fields import (
+    MAX_TOKEN_ID,
+    Field,
+    array,
+    flag,
+    honoured,
+    integer,
+    neutral,
+    number,
+    object_of,
+    one_of,
+    only,
+    read_fields,
+    read_json_object,
+    refused,
+    table,
+    text,
+)
+from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
+from inference.wire.errors import InvalidRequestError
+
+MAX_MODEL_NAME_CHARS = 256
+MAX_STOP_SEQUENCES = 64
+INTERLEAVED_BETA = "interleaved-thinking"
+"""With this beta a thinking budget spans several answers and may be more than ``max_tokens``."""
+
+FIELDS = table(
+    honoured(
+        "model",
+        text(MAX_MODEL_NAME_CHARS, min_chars=1),
+        "A catalogue model's name or an alias (one for each name a client insists on).",
+    ),
+    honoured(
+        "messages",
+        messages,
+        "Turns, one of the user's at least; text of the assistant at the end starts the answer.",
+    ),
+    honoured(
+        "max_tokens",
+        integer(1, MAX_TOKENS),
+        "Required. Over what the context has left: the answer may end there, with "
+        "model_context_window_exceeded; over the operator's bound: there, with max_tokens.",
+    ),
+    honoured(
+        "system",
+        system,
+        "A string or text blocks; a first one of x-anthropic-billing-header is left out.",
+    ),
+    honoured("temperature", number(0, 1), "0 to 1; under 0.00001 is greedy."),
+    honoured("top_p", number(0, 1), "0 to 1."),
+    honoured("top_k", integer(0, MAX_TOKEN_ID), "0 is off."),
+    honoured("stop_sequences", array(text(min_chars=1), MAX_STOP_SEQUENCES), "Up to 64."),
+    honoured("stream", flag, "Server-sent events instead of one body."),
+    honoured("tools", tools, "Custom tools; others are refused by their type."),
+    honoured("tool_choice", tool_choice, "auto, any, tool, none; disable_parallel_tool_use."),
+    honoured(
+        "thinking", options.thinking, "enabled with budget_tokens, adaptive, disabled; display."
+    ),
+    honoured(
+        "output_config",
+        object_of(options.OUTPUT_CONFIG_FIELDS),
+        "format json_schema; effort, for the template.",
+    ),
+    honoured("output_format", options.output_format, "The older name of output_config.format."),
+    options.CACHE_CONTROL,
+    neutral("metadata", object_of(options.METADATA_FIELDS), "user_id: a label; kept nowhere."),
+    neutral("service_tier", one_of("auto", "standard_only"), "There is one tier."),
+    neutral("speed", only("standard", reason="there is one speed: standard"), "standard"),
+    neutral(
+        "context_management",
+        object_of(options.CONTEXT_MANAGEMENT_FIELDS),
+        "No edits, or clear_thinking_20251015 that keeps all.",
+    ),
+    neutral(
+        "diagnostics",
+        object_of(options.DIAGNOSTICS_FIELDS),
+        "Answered with null: nothing is compared.",
+    ),
+    neutral("mcp_servers", only([], reason="this server calls no MCP servers"), "[]"),
+    neutral("fallbacks", only([], reason="no other model answers instead"), "[]"),
+    refused("betas", "betas are named in the anthropic-beta header"),
+    refused("billing_policy", "nobody else can be billed"),
+    refused("compaction", "conversations are not summarised here"),
+    refused("container", "there are no containers"),
+    refused("fallback_credit_token", "no other model answers instead"),
+    refused("inference_geo", "where a model runs is the operator's choice"),
+    options.THREAD,
+    refused("user_profile_id", "there are no user profiles"),
+    refused("workspace_id", "there are no workspaces"),
+)
+NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
+    **{f"{role} messages": fields for role, fields in MESSAGE_FIELDS.items()},
+    **{f"{kind} blocks": fields for kind, fields in BLOCK_FIELDS.items()},
+    **{f"source {kind} of an image": fields for kind, fields in SOURCE_FIELDS.items()},
+    "tool_reference blocks of a result": REFERENCE_FIELDS,
+    "tools": TOOL_FIELDS,
+    **{f"tool_choice {kind}": fields for kind, fields in CHOICE_FIELDS.items()},
+    **{f"thinking {kind}": fields for kind, fields in options.THINKING_FIELDS.items()},
+    "output_config": options.OUTPUT_CONFIG_FIELDS,
+    "output_config.format": options.JSON_FORMAT_FIELDS,
+    "context_management": options.CONTEXT_MANAGEMENT_FIELDS,
+    "clear_thinking_20251015": options.CLEAR_THINKING_FIELDS,
+    "cache_control": options.CACHE_CONTROL_FIELDS,
+    "metadata": options.METADATA_FIELDS,
+    "diagnostics": options.DIAGNOSTICS_FIELDS,
+}
+"""The objects inside a request, by what they are."""
+
+COUNTED = (
+    *("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"),
+    *("output_format", "cache_control", "context_management", "mcp_servers", "speed"),
+    *("betas", "billing_policy", "compaction", "user_profile_id", "workspace_id"),
+)
+COUNT_FIELDS = table(*(FIELDS[name] for name in COUNTED))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesRequest:
+    generation: GenerationRequest
+    stream: bool
+    style: Style
+
+    def stream_encoder(self, *, request_id: str, clock: UnixClock) -> MessageStreamEncoder:
+        return MessageStreamEncoder(self.generation.model, self.style, request_id)
+
+    def body_encoder(self, *, request_id: str, clock: UnixClock) -> MessageBodyEncoder:
+        return MessageBodyEncoder(self.generation.model, self.style, request_id)
+
+
+def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> MessagesRequest:
+    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
+    required = ("model", "max_tokens", "messages")
+    read = read_fields(read_json_object(body), FIELDS, required=required)
+    thinking: Thinking = read.get("thinking", Thinking())
+    _check_budget(thinking, read["max_tokens"], context)
+    generation = GenerationRequest(
+        model=read["model"],
+        input=_chat_input(read, thinking),
+        sampling=SamplingOptions(
+            max_tokens=read["max_tokens"],
+            temperature=read.get("temperature"),
+            top_p=read.get("top_p"),
+            top_k=read.get("top_k"),
+        ),
+        stop=read.get("stop_sequences", []),
+        output_format=_output_format(read),
+        ends_at_context=True,
+    )
+    style = Style(thinking=thinking.display, tells_edits="context_management" in read)
+    return MessagesRequest(generation=generation, stream=read.get("stream", False), style=style)
+
+
+def parse_count(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenCountRequest:
+    """Raises ``ApiError`` (400)."""
+    read = read_fields(read_json_object(body), COUNT_FIELDS, required=("model", "messages"))
+    return TokenCountRequest(
+        model=read["model"],
+        input=_chat_input(read, read.get("thinking", Thinking())),
+        output_format=_output_format(read),
+    )
+
+
+def count_body(num_tokens: int) -> bytes:
+    return orjson.dumps({"input_tokens": num_tokens})
+
+
+def _chat_input(read: dict[str, Any], thinking: Thinking) -> ChatInput:
+    choice: Choice = read.get("tool_choice", Choice())
+    turns = read["messages"]
+    offered = offered_tools(read.get("tools", []), tool_references(turns))
+    check_choice(choice.tool_choice, offered)
+    chat, answer_start = without_answer_start(chat_messages(turns, read.get("system", "")))
+    if answer_start:
+        _check_prefill(read, choice, thinking)
+    return ChatInput(
+        messages=chat,
+        answer_start=answer_start,
+        tools=offered,
+        tool_choice=choice.tool_choice,
+        parallel_tool_calls=choice.parallel,
+        thinking=thinking.wanted,
+        thinking_budget_tokens=thinking.budget_tokens,
+        reasoning_effort=read.get("output_config", {}).get("effort"),
+        shows_reasoning=thinking.display != "hidden",
+    )
+
+
+def _check_prefill(read: dict[str, Any], choice: Choice, thinking: Thinking) -> None:
+    """What has a say in how the answer begins leaves no room for the client's own start of it."""
+    hindrances = {
+        "thinking": thinking.display != "hidden",
+        "tool_choice": choice.tool_choice.mode == "required",
+        "output_config.format": _output_format(read) is not None,
+    }
+    for name, is_given in hindrances.items():
+        if is_given:
+            raise InvalidRequestError(
+                f"'messages' ends with the start of the answer, which '{name}' decides too.",
+                param="messages",
+            )
+
+
+def _check_budget(thinking: Thinking, max_tokens: int, context: RequestContext) -> None:
+    budget = thinking.budget_tokens
+    if budget is None or budget < max_tokens:
+        return
+    if INTERLEAVED_BETA in context.headers.get("anthropic-beta", ""):
+        return
+    raise InvalidRequestError(
+        f"'thinking.budget_tokens' ({budget}) must be less than 'max_tokens' ({max_tokens}).",
+        param="thinking.budget_tokens",
+    )
+
+
+def _output_format(read: dict[str, Any]) -> OutputFormat | None:
+    old: OutputFormat | None = read.get("output_format")
+    new: OutputFormat | None = read.get("output_config", {}).get("format")
+    if old is not None and new is not None:
+        raise InvalidRequestError(
+            "'output_format' and 'output_config.format' are the same field; give one of them.",
+            param="output_format",
+        )
+    return new if old is None else old

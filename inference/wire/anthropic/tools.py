@@ -1,0 +1,158 @@
+"""The tools of Anthropic's dialect and the choice among them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.wire.anthropic.fields import CACHE_CONTROL, type_field
+from inference.wire.common.fields import (
+    Field,
+    array,
+    flag,
+    honoured,
+    json_schema,
+    kind_of,
+    neutral,
+    object_of,
+    only,
+    refused,
+    shown,
+    spelled,
+    table,
+    text,
+)
+from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
+
+MAX_TOOLS = 1024
+
+tool_name = spelled(
+    re.compile(r"[a-zA-Z0-9_-]{1,128}"), "1 to 128 letters, digits, underscores and hyphens"
+)
+
+TOOL_FIELDS = table(
+    neutral("type", only("custom", reason="only custom tools"), "custom"),
+    honoured("name", tool_name, "1 to 128 letters, digits, _ and -; each name once."),
+    honoured("description", text(), "For the model."),
+    honoured("input_schema", json_schema, "A JSON schema."),
+    honoured("strict", flag, "true: the input follows the schema exactly, by grammar."),
+    CACHE_CONTROL,
+    neutral("eager_input_streaming", flag, "Inputs stream as they are generated, always."),
+    honoured("defer_loading", flag, "true: not offered until a tool_reference names it."),
+    neutral("allowed_callers", only(["direct"], reason="only the model calls"), '["direct"]'),
+    refused("input_examples", "chat templates have no place for them; use the description"),
+)
+_read_tool = object_of(TOOL_FIELDS, required=("name", "input_schema"))
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    definition: ToolDefinition
+    is_deferred: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReference:
+    """A tool's result that makes a deferred tool known. ``path`` is where the name stood."""
+
+    name: str
+    path: str
+
+
+def _tool(value: Any, path: str) -> Tool:
+    if isinstance(value, dict) and value.get("type") is not None:
+        kind = kind_of(value, path)
+        if kind != "custom":
+            raise UnsupportedParameterError(
+                f"{path}.type",
+                f"'{shown(kind)}' is not a tool this server has; declare custom tools",
+            )
+    read = _read_tool(value, path)
+    definition = ToolDefinition(
+        name=read["name"],
+        path=f"{path}.input_schema",
+        description=read.get("description"),
+        parameters=read["input_schema"],
+        strict=read.get("strict", False),
+    )
+    return Tool(definition, is_deferred=read.get("defer_loading", False))
+
+
+def tools(value: Any, path: str) -> list[Tool]:
+    read: list[Tool] = array(_tool, MAX_TOOLS)(value, path)
+    seen: set[str] = set()
+    for index, tool in enumerate(read):
+        name = tool.definition.name
+        if name in seen:
+            raise InvalidRequestError(
+                f"'{path}[{index}].name' is there twice: '{name}'.", param=f"{path}[{index}].name"
+            )
+        seen.add(name)
+    return read
+
+
+def offered_tools(
+    declared: Iterable[Tool], references: Iterable[ToolReference]
+) -> list[ToolDefinition]:
+    """The tools that the model is told of. Raises ``InvalidRequestError`` for a reference to a tool
+    that is not declared."""
+    by_name = {tool.definition.name: tool for tool in declared}
+    referenced = set()
+    for reference in references:
+        if reference.name not in by_name:
+            raise InvalidRequestError(
+                f"'{reference.path}' is none of 'tools': '{reference.name}'.", param=reference.path
+            )
+        referenced.add(reference.name)
+    return [
+        tool.definition
+        for name, tool in by_name.items()
+        if not tool.is_deferred or name in referenced
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    parallel: bool = True
+
+
+_parallel = honoured("disable_parallel_tool_use", flag, "true: one call at most.")
+CHOICE_FIELDS: dict[str, dict[str, Field]] = {
+    "auto": table(type_field("auto"), _parallel),
+    "any": table(type_field("any"), _parallel),
+    "tool": table(type_field("tool"), _parallel, honoured("name", tool_name, "One of the tools.")),
+    "none": table(type_field("none")),
+}
+
+
+def tool_choice(value: Any, path: str) -> Choice:
+    kind = kind_of(value, path)
+    if kind not in CHOICE_FIELDS:
+        known = ", ".join(CHOICE_FIELDS)
+        raise InvalidRequestError(f"'{path}.type' must be one of {known}.", param=f"{path}.type")
+    required = ("name",) if kind == "tool" else ()
+    read = object_of(CHOICE_FIELDS[kind], required=required)(value, path)
+    parallel = not read.get("disable_parallel_tool_use", False)
+    if kind in ("any", "tool"):
+        required_choice = ToolChoice(mode="required", name=read.get("name"))
+        return Choice(tool_choice=required_choice, parallel=parallel)
+    return Choice(
+        tool_choice=ToolChoice(mode="none" if kind == "none" else "auto"), parallel=parallel
+    )
+
+
+def check_choice(choice: ToolChoice, offered: list[ToolDefinition]) -> None:
+    """Raises ``InvalidRequestError`` for a call that is required of tools that are not there."""
+    if choice.mode != "required":
+        return
+    if not offered:
+        raise InvalidRequestError("'tool_choice' asks for a call without 'tools'.", param="tools")
+    if choice.name is not None and choice.name not in {tool.name for tool in offered}:
+        raise InvalidRequestError(
+            f"'tool_choice.name' is none of the tools offered: '{choice.name}'.",
+            param="tool_choice.name",
+        )

@@ -1,0 +1,177 @@
+"""Anthropic's messages as turns of one chat.
+
+    system field, system messages ─▶ one system turn, first
+    user turns in a row ─▶ tool results in order, then one user turn
+    assistant turns in a row ─▶ one assistant turn: reasoning, text, tool calls
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from inference.protocol.generation import ChatMessage, ToolCall
+from inference.wire.anthropic.content import (
+    ASSISTANT_BLOCKS,
+    USER_BLOCKS,
+    Block,
+    Picture,
+    Text,
+    ToolResult,
+    blocks,
+    joined_text,
+)
+from inference.wire.anthropic.tools import ToolReference
+from inference.wire.common.fields import (
+    Field,
+    array,
+    honoured,
+    object_of,
+    one_of,
+    refused,
+    table,
+    wrong_type,
+)
+from inference.wire.common.turn_parts import PART_SEPARATOR, Called, Thought, parts_with_images
+from inference.wire.errors import InvalidRequestError, MissingParameterError
+
+MAX_MESSAGES = 100_000
+SYSTEM_SEPARATOR = "\n\n"
+BILLING_MARK = "x-anthropic-billing-header:"
+"""Opens a first system block that Claude Code writes for the vendor's accounting. That API takes it
+out of the prompt; left in, it would be text for the model that changes with the client."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    role: str
+    blocks: tuple[Block, ...]
+    is_passing: bool = False
+    """A system turn that no longer counts once the user has spoken again."""
+
+
+def _system_blocks(value: Any, path: str) -> tuple[Block, ...]:
+    return (Text(joined_text(value, path)),)
+
+
+_role = honoured("role", one_of("user", "assistant", "system"), "user, assistant or system.")
+MESSAGE_FIELDS: dict[str, dict[str, Field]] = {
+    "user": table(_role, honoured("content", blocks(USER_BLOCKS), "A string or blocks.")),
+    "assistant": table(_role, honoured("content", blocks(ASSISTANT_BLOCKS), "A string or blocks.")),
+    "system": table(
+        _role,
+        honoured("content", _system_blocks, "A string or text blocks."),
+        honoured("clear_at", one_of("never", "next_user_message"), "Until when it counts."),
+        refused("output_config", "it is given once, for the request"),
+    ),
+}
+
+
+def messages(value: Any, path: str) -> list[Turn]:
+    read: list[Turn] = array(_turn, MAX_MESSAGES, min_items=1)(value, path)
+    return read
+
+
+def _turn(value: Any, path: str) -> Turn:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    given = value.get("role")
+    if given is None:
+        raise MissingParameterError(f"{path}.role")
+    role: str = _role.check(given, f"{path}.role")
+    read = object_of(MESSAGE_FIELDS[role], required=("content",))(value, path)
+    return Turn(
+        role=role,
+        blocks=read["content"],
+        is_passing=read.get("clear_at") == "next_user_message",
+    )
+
+
+def system(value: Any, path: str) -> str:
+    """The ``system`` field: a string or text blocks."""
+    if isinstance(value, list) and value and _is_billing(value[0]):
+        value = value[1:]
+    return joined_text(value, path)
+
+
+def _is_billing(block: Any) -> bool:
+    said = block.get("text") if isinstance(block, dict) else None
+    return isinstance(said, str) and said.startswith(BILLING_MARK)
+
+
+def chat_messages(turns: list[Turn], system_text: str) -> list[ChatMessage]:
+    """Raises ``InvalidRequestError`` for a chat without a turn of the user, and for results of
+    calls that nobody made."""
+    dialogue = [turn for turn in turns if turn.role != "system"]
+    if all(turn.role != "user" for turn in dialogue):
+        raise InvalidRequestError("'messages' must have a turn of the user.", param="messages")
+    said = [system_text, *_system_texts(turns)]
+    first = SYSTEM_SEPARATOR.join([one for one in said if one])
+    chat = [ChatMessage(role="system", content=first)] if first else []
+    open_ids: set[str] = set()
+    for role, in_a_row in groupby(dialogue, key=lambda turn: turn.role):
+        content = [block for turn in in_a_row for block in turn.blocks]
+        if role == "user":
+            chat.extend(_user_messages(content, open_ids))
+        else:
+            chat.append(_assistant_message(content))
+            open_ids.update(call.id for call in chat[-1].tool_calls)
+    return chat
+
+
+def tool_references(turns: Iterable[Turn]) -> Iterator[ToolReference]:
+    for turn in turns:
+        for block in turn.blocks:
+            if isinstance(block, ToolResult):
+                yield from block.references
+
+
+def _system_texts(turns: list[Turn]) -> Iterator[str]:
+    last_user = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=-1)
+    for index, turn in enumerate(turns):
+        if turn.role == "system" and not (turn.is_passing and index < last_user):
+            yield _texts(turn.blocks)
+
+
+def _user_messages(content: Iterable[Block], open_ids: set[str]) -> Iterator[ChatMessage]:
+    """Takes the ids that are answered out of ``open_ids``."""
+    rest = []
+    for block in content:
+        if not isinstance(block, ToolResult):
+            rest.append(block)
+            continue
+        call_id = block.returned.call_id
+        if call_id not in open_ids:
+            raise InvalidRequestError(
+                f"'{block.path}' is no tool_use before it that has no result yet: '{call_id}'.",
+                param=block.path,
+            )
+        open_ids.remove(call_id)
+        yield block.returned.message
+    if rest:
+        images = parts_with_images(
+            block.text if isinstance(block, Text) else block.image
+            for block in rest
+            if isinstance(block, Text | Picture)
+        )
+        yield ChatMessage(role="user", content=_texts(rest), parts=images)
+
+
+def _assistant_message(content: list[Block]) -> ChatMessage:
+    calls: list[ToolCall] = [block.call for block in content if isinstance(block, Called)]
+    thoughts = [block.text for block in content if isinstance(block, Thought) and block.text]
+    has_text = any(isinstance(block, Text) for block in content)
+    return ChatMessage(
+        role="assistant",
+        content=_texts(content) if has_text or not calls else None,
+        tool_calls=calls,
+        reasoning=PART_SEPARATOR.join(thoughts) or None,
+    )
+
+
+def _texts(content: Iterable[Block]) -> str:
+    return PART_SEPARATOR.join([block.text for block in content if isinstance(block, Text)])

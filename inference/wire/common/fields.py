@@ -1,0 +1,310 @@
+"""The small language in which a dialect declares its fields, and the reader that applies it.
+
+A dialect is one table of ``Field``: every name its specification knows, each either honoured,
+accepted only where it asks for nothing (neutral), or refused by name. Names that are not in the
+table are refused too, unless the operator wants them ignored. ``null`` means the same as leaving a
+field out, whatever its name.
+
+A ``Check`` turns one JSON value into what the parser keeps, or raises an ``ApiError`` that names
+the path to the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from inference.wire.common.json_values import check_num_values
+from inference.wire.common.near_names import near_name
+from inference.wire.common.unknown_fields import is_left_out
+from inference.wire.errors import (
+    InvalidJsonError,
+    InvalidRequestError,
+    InvalidTypeError,
+    MissingParameterError,
+    UnsupportedParameterError,
+)
+
+Check = Callable[[Any, str], Any]
+"""(JSON value, path) to the value the parser keeps."""
+
+MAX_OBJECT_DEPTH = 32
+MAX_SCHEMA_DEPTH = 96
+MAX_TOKEN_ID = 2**31 - 1
+MAX_SHOWN_NAME_CHARS = 64
+MAX_SHOWN_DIGITS = 18
+
+
+class Support(StrEnum):
+    HONOURED = "honoured"
+    NEUTRAL = "neutral"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """``note`` is for the documentation: what is accepted, or why not."""
+
+    name: str
+    support: Support
+    check: Check
+    note: str
+
+
+def honoured(name: str, check: Check, note: str) -> Field:
+    return Field(name, Support.HONOURED, check, note)
+
+
+def neutral(name: str, check: Check, note: str) -> Field:
+    """Accepted where it changes nothing: its check refuses every other value."""
+    return Field(name, Support.NEUTRAL, check, note)
+
+
+def refused(name: str, reason: str) -> Field:
+    def check(_value: Any, path: str) -> Any:
+        raise UnsupportedParameterError(path, reason)
+
+    return Field(name, Support.REFUSED, check, reason)
+
+
+def table(*fields: Field) -> dict[str, Field]:
+    named = {field.name: field for field in fields}
+    assert len(named) == len(fields), "a field is declared twice"
+    return named
+
+
+def read_json_object(body: bytes, *, bounds_values: bool = True) -> dict[str, Any]:
+    """Raises ``InvalidJsonError`` for bytes that are not one JSON object in UTF-8, and
+    ``TooManyValuesError``. Of a key that is there twice the last one counts."""
+    if bounds_values:
+        check_num_values(body)
+    value = read_json_value(body)
+    if not isinstance(value, dict):
+        raise InvalidTypeError(f"The body must be a JSON object, not {_kind(value)}.")
+    return value
+
+
+def read_json_value(text: bytes | memoryview) -> Any:
+    """Of a body or a part of it. Raises ``InvalidJsonError``."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidJsonError(f"The body is not valid JSON: {error.msg}.") from None
+
+
+def read_fields(
+    value: Mapping[str, Any],
+    fields: Mapping[str, Field],
+    *,
+    path: str = "",
+    required: Iterable[str] = (),
+) -> dict[str, Any]:
+    """The fields that were given and not null, each checked."""
+    read = {}
+    for name, given in value.items():
+        if given is None:
+            continue
+        field = fields.get(name)
+        if field is None:
+            if is_left_out(path + name):
+                continue
+            taken = [one.name for one in fields.values() if one.support is not Support.REFUSED]
+            raise unknown_field(name, taken, path)
+        read[name] = field.check(given, path + name)
+    for name in required:
+        if name not in read:
+            raise MissingParameterError(path + name)
+    return read
+
+
+def unknown_field(name: str, known: Iterable[str], path: str = "") -> UnsupportedParameterError:
+    near = near_name(name, known)
+    help_ = "" if near is None else f"; did you mean '{path}{near}'?"
+    return UnsupportedParameterError(path + shown(name), f"it is not known to this server{help_}")
+
+
+def shown(name: str) -> str:
+    """A client's own word, short enough to be put into a message."""
+    return name if len(name) <= MAX_SHOWN_NAME_CHARS else name[:MAX_SHOWN_NAME_CHARS] + "…"
+
+
+def number(minimum: float, maximum: float) -> Check:
+    def check(value: Any, path: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise wrong_type(path, "a number", value)
+        if not minimum <= value <= maximum:
+            raise InvalidRequestError(
+                f"'{path}' must be from {minimum:g} up to {maximum:g}; it is {value}.", param=path
+            )
+        return float(value)
+
+    return check
+
+
+def integer(minimum: int, maximum: int) -> Check:
+    """JSON has one kind of number: 3.0 is 3. Integers that 64 bits do not hold are read as floats,
+    too, and those just below -2⁶³ are rounded to it."""
+
+    def check(value: Any, path: str) -> int:
+        may_be_rounded = False
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+            may_be_rounded = value == -(2**63)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise wrong_type(path, "an integer", value)
+        if may_be_rounded or not minimum <= value <= maximum:
+            raise InvalidRequestError(
+                f"'{path}' must be from {minimum} up to {maximum}; it is {_short(value)}.",
+                param=path,
+            )
+        return value
+
+    return check
+
+
+def _short(value: int) -> str:
+    return str(value) if abs(value) < 10**MAX_SHOWN_DIGITS else f"{float(value):.3g}"
+
+
+def flag(value: Any, path: str) -> bool:
+    if not isinstance(value, bool):
+        raise wrong_type(path, "true or false", value)
+    return value
+
+
+def text(max_chars: int | None = None, *, min_chars: int = 0) -> Check:
+    def check(value: Any, path: str) -> str:
+        if not isinstance(value, str):
+            raise wrong_type(path, "a string", value)
+        if len(value) < min_chars:
+            raise InvalidRequestError(f"'{path}' must not be empty.", param=path)
+        if max_chars is not None and len(value) > max_chars:
+            raise InvalidRequestError(
+                f"'{path}' may have {max_chars} characters; it has {len(value)}.", param=path
+            )
+        return value
+
+    return check
+
+
+def spelled(pattern: re.Pattern[str], wanted: str) -> Check:
+    """A string that is whole ``pattern``; ``wanted`` says so in words."""
+
+    def check(value: Any, path: str) -> str:
+        if not isinstance(value, str):
+            raise wrong_type(path, "a string", value)
+        if pattern.fullmatch(value) is None:
+            raise InvalidRequestError(f"'{path}' must have {wanted}.", param=path)
+        return value
+
+    return check
+
+
+def array(check_item: Check, max_items: int | None = None, *, min_items: int = 0) -> Check:
+    def check(value: Any, path: str) -> list[Any]:
+        if not isinstance(value, list):
+            raise wrong_type(path, "an array", value)
+        if len(value) < min_items:
+            raise InvalidRequestError(f"'{path}' must not be empty.", param=path)
+        if max_items is not None and len(value) > max_items:
+            raise InvalidRequestError(
+                f"'{path}' may have {max_items} items; it has {len(value)}.", param=path
+            )
+        return [check_item(item, f"{path}[{index}]") for index, item in enumerate(value)]
+
+    return check
+
+
+def only(*accepted: Any, reason: str) -> Check:
+    """Exactly these values ask for what the server does anyway; others are unsupported."""
+
+    def check(value: Any, path: str) -> Any:
+        if any(type(value) is type(one) and value == one for one in accepted):
+            return value
+        raise UnsupportedParameterError(path, reason)
+
+    return check
+
+
+def one_of(*names: str) -> Check:
+    def check(value: Any, path: str) -> str:
+        if not isinstance(value, str):
+            raise wrong_type(path, "a string", value)
+        if value not in names:
+            raise InvalidRequestError(f"'{path}' must be one of {', '.join(names)}.", param=path)
+        return value
+
+    return check
+
+
+def object_of(fields: Mapping[str, Field], *, required: Iterable[str] = ()) -> Check:
+    """An object with these fields and no others, as ``read_fields`` reads it."""
+
+    def check(value: Any, path: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise wrong_type(path, "an object", value)
+        return read_fields(value, fields, path=f"{path}.", required=required)
+
+    return check
+
+
+def kind_of(value: Any, path: str) -> str:
+    """The ``type`` of one of several objects."""
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    kind = value.get("type")
+    if kind is None:
+        raise MissingParameterError(f"{path}.type")
+    if not isinstance(kind, str):
+        raise wrong_type(f"{path}.type", "a string", kind)
+    return kind
+
+
+def json_object(value: Any, path: str) -> dict[str, Any]:
+    """A free-form object, at most ``MAX_OBJECT_DEPTH`` levels deep."""
+    return _nested_object(value, path, MAX_OBJECT_DEPTH)
+
+
+def json_schema(value: Any, path: str) -> dict[str, Any]:
+    """An object at most ``MAX_SCHEMA_DEPTH`` levels deep. Whether it is a schema is for the neuron
+    to say, which has to compile it."""
+    return _nested_object(value, path, MAX_SCHEMA_DEPTH)
+
+
+def _nested_object(value: Any, path: str, max_depth: int) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    level: list[Any] = [value]
+    for _ in range(max_depth):
+        level = [child for parent in level for child in _children(parent)]
+        if not level:
+            return value
+    raise InvalidRequestError(f"'{path}' is nested deeper than {max_depth} levels.", param=path)
+
+
+def wrong_type(path: str, wanted: str, value: Any) -> InvalidTypeError:
+    return InvalidTypeError(f"'{path}' must be {wanted}, not {_kind(value)}.", param=path)
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _kind(value: Any) -> str:
+    names: dict[type, str] = {
+        type(None): "null",
+        bool: "a boolean",
+        int: "an integer",
+        float: "a number",
+        str: "a string",
+        list: "an array",
+        dict: "an object",
+    }
+    return names[type(value)]

@@ -1,0 +1,1 @@
+"""Ollama's chat, generate, embeddings, lists of models and pulls."""

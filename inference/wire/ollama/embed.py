@@ -1,0 +1,135 @@
+"""Ollama's embeddings, in both shapes: ``/api/embed``, and ``/api/embeddings`` of before.
+
+    parse(body) | parse_old(body) ─▶ EmbedRequest(embedding) ─▶ OllamaEmbedEncoder ─▶ one body
+
+Source: https://docs.ollama.com/api/embed. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from inference.protocol.events import Embedded, EmbeddedPart, Event
+from inference.protocol.generation import EmbeddingRequest, TextInput
+from inference.wire.common.fields import (
+    array,
+    flag,
+    honoured,
+    integer,
+    neutral,
+    read_fields,
+    read_json_object,
+    table,
+    text,
+    wrong_type,
+)
+from inference.wire.dialect import NO_CONTEXT, RequestContext
+from inference.wire.ollama.answers import FineClock
+from inference.wire.ollama.fields import KEEP_ALIVE, MODEL, catalogue_name, options
+from inference.wire.openai.embeddings import MAX_DIMENSIONS, MAX_INPUTS
+
+_text = text(min_chars=1)
+_texts = array(_text, MAX_INPUTS, min_items=1)
+
+
+def texts(value: Any, path: str) -> list[str]:
+    if isinstance(value, str):
+        return [_text(value, path)]
+    if not isinstance(value, list):
+        raise wrong_type(path, "a string or an array of strings", value)
+    checked: list[str] = _texts(value, path)
+    return checked
+
+
+_OPTIONS = neutral("options", options, "They sample text; vectors are not sampled.")
+FIELDS = table(
+    MODEL,
+    honoured("input", texts, "A string, or up to 2048; none may be empty."),
+    honoured("dimensions", integer(1, MAX_DIMENSIONS), "Fewer, where the model allows it."),
+    honoured("truncate", flag, "true: what a model cannot take is cut; else it is refused."),
+    _OPTIONS,
+    KEEP_ALIVE,
+)
+OLD_FIELDS = table(MODEL, honoured("prompt", _text, "The text."), _OPTIONS, KEEP_ALIVE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedRequest:
+    """``is_old``: one prompt, and one vector without a list around it."""
+
+    embedding: EmbeddingRequest
+    model: str
+    is_old: bool = False
+
+    def body_encoder(self, *, request_id: str, clock: FineClock) -> OllamaEmbedEncoder:
+        return OllamaEmbedEncoder(self, clock)
+
+
+def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
+    """Raises ``ApiError`` (400)."""
+    read = read_fields(read_json_object(body), FIELDS, required=("model", "input"))
+    return EmbedRequest(
+        embedding=EmbeddingRequest(
+            model=catalogue_name(read["model"]),
+            input=TextInput(texts=read["input"]),
+            dimensions=read.get("dimensions"),
+            cuts_inputs=read.get("truncate", False),
+        ),
+        model=read["model"],
+    )
+
+
+def parse_old(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
+    """Raises ``ApiError`` (400)."""
+    read = read_fields(read_json_object(body), OLD_FIELDS, required=("model", "prompt"))
+    return EmbedRequest(
+        embedding=EmbeddingRequest(
+            model=catalogue_name(read["model"]), input=TextInput(texts=[read["prompt"]])
+        ),
+        model=read["model"],
+        is_old=True,
+    )
+
+
+class OllamaEmbedEncoder:
+    def __init__(self, request: EmbedRequest, clock: FineClock) -> None:
+        self._request = request
+        self._clock = clock
+        self._asked_s = clock()
+        self._num_vectors = 0
+
+    def asked_at(self, unix_s: float) -> None:
+        self._asked_s = unix_s
+
+    def encode(self, event: Event) -> bytes:
+        return b"".join(self.parts(event))
+
+    def parts(self, event: Event) -> Iterator[bytes]:
+        """The body in pieces of one vector each, so that others may run between them."""
+        if not isinstance(event, EmbeddedPart | Embedded):
+            return
+        if self._request.is_old:
+            yield b'{"embedding":%b}' % _numbers(event.vectors[0])
+            return
+        for vector in event.vectors:
+            yield (b"," if self._num_vectors else self._start()) + _numbers(vector)
+            self._num_vectors += 1
+        if isinstance(event, Embedded):
+            yield self._end(event)
+
+    def _start(self) -> bytes:
+        return b'{"model":%b,"embeddings":[' % orjson.dumps(self._request.model)
+
+    def _end(self, embedded: Embedded) -> bytes:
+        duration = max(0, round((self._clock() - self._asked_s) * 1e9))
+        counts = duration, embedded.usage.prompt_tokens
+        return b'],"total_duration":%d,"prompt_eval_count":%d}' % counts
+
+
+def _numbers(vector: bytes) -> bytes:
+    return orjson.dumps(np.frombuffer(vector, dtype="<f4"), option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,152 @@
+"""Ollama's lists of models: what is offered, what is loaded, and what one of them is. Pure.
+
+Sources: https://docs.ollama.com/api/tags, /api/ps, /api-reference/show-model-details.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from inference.wire.common.fields import (
+    flag,
+    honoured,
+    neutral,
+    read_fields,
+    read_json_object,
+    table,
+)
+from inference.wire.common.model_card import ModelCard
+from inference.wire.errors import MissingParameterError
+from inference.wire.ollama.fields import catalogue_name, model_name
+
+API_VERSION = "0.13.0"
+"""The version of Ollama whose API this is: clients ask for it to know what they may send."""
+
+SHOW_FIELDS = table(
+    honoured("model", model_name, "A name of /api/tags."),
+    honoured("name", model_name, "The older word for it."),
+    neutral("verbose", flag, "There is no more to tell."),
+)
+CAPABILITIES = {
+    "chat": "completion",
+    "tool_call": "tools",
+    "vision": "vision",
+    "reasoning": "thinking",
+    "embeddings": "embedding",
+}
+"""Ours, by what Ollama calls them."""
+
+
+FOREVER = "9999-12-31T23:59:59Z"
+"""Nothing says when a model will not be loaded any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedModel:
+    """``spec_digest`` is of what it is loaded as. The rest is known once it has been loaded."""
+
+    card: ModelCard
+    spec_digest: str
+    architecture: str = ""
+    num_parameters: int | None = None
+    weight_bytes: int | None = None
+
+
+def parse_show(body: bytes, _context: object = None) -> str:
+    """The catalogue's name. Raises ``ApiError`` (400)."""
+    read = read_fields(read_json_object(body), SHOW_FIELDS)
+    name = read.get("model", read.get("name"))
+    if name is None:
+        raise MissingParameterError("model")
+    return catalogue_name(name)
+
+
+def version_body() -> bytes:
+    return orjson.dumps({"version": API_VERSION})
+
+
+def tags_body(models: Sequence[OfferedModel]) -> bytes:
+    """An alias is an entry of its own: clients offer what is listed."""
+    listed = [
+        _entry(model, name) for model in models for name in (model.card.id, *model.card.aliases)
+    ]
+    return orjson.dumps({"models": listed})
+
+
+def ps_body(models: Sequence[OfferedModel]) -> bytes:
+    """The models that are loaded."""
+    loaded = [
+        {
+            **_entry(model, model.card.id),
+            "context_length": model.card.context_tokens,
+            "expires_at": FOREVER,
+            "size_vram": None,
+        }
+        for model in models
+        if model.card.is_loaded
+    ]
+    return orjson.dumps({"models": loaded})
+
+
+def show_body(model: OfferedModel) -> bytes:
+    """Its architecture and what it can do are known once it is loaded."""
+    family, info = model.architecture, {}
+    if family:
+        info = {
+            "general.architecture": family,
+            "general.parameter_count": model.num_parameters,
+            f"{family}.context_length": model.card.context_tokens,
+        }
+    can = model.card.capabilities or ("chat",)
+    return orjson.dumps(
+        {
+            "modelfile": "",
+            "parameters": "",
+            "template": "",
+            "details": _details(model),
+            "model_info": info,
+            "capabilities": [theirs for ours, theirs in CAPABILITIES.items() if ours in can],
+            "modified_at": _time(model),
+        }
+    )
+
+
+def _entry(model: OfferedModel, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _time(model),
+        "size": model.weight_bytes,
+        "digest": hashlib.sha256(model.spec_digest.encode()).hexdigest(),
+        "details": _details(model),
+    }
+
+
+def _details(model: OfferedModel) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "",
+        "family": model.architecture,
+        "families": [model.architecture] if model.architecture else [],
+        "parameter_size": _in_words(model.num_parameters),
+        "quantization_level": "",
+    }
+
+
+def _in_words(num_parameters: int | None) -> str:
+    """As Ollama writes it: 134.5M, 8.0B."""
+    if num_parameters is None:
+        return ""
+    if num_parameters >= 1e9:
+        return f"{num_parameters / 1e9:.1f}B"
+    return f"{num_parameters / 1e6:.1f}M"
+
+
+def _time(model: OfferedModel) -> str:
+    return datetime.fromtimestamp(model.card.created_unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

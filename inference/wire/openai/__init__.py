@@ -1,0 +1,1 @@
+"""OpenAI's dialects, and what they have in common."""

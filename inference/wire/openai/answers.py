@@ -1,0 +1,180 @@
+"""What chat and text completions have in common on their way out: chunks, usage, reasons. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+)
+from inference.wire.dialect import Encoder
+from inference.wire.openai.obfuscation import Obfuscated
+
+LEAST_LOGPROB = -9999.0
+"""What the API says for a token that is as good as impossible; JSON has no infinity."""
+
+DONE_FRAME = b"data: [DONE]\n\n"
+
+
+CHOICE_MARK = b',"choices":[{'
+"""In every chunk that tells something of a choice. No JSON string holds these bytes."""
+NO_USAGE_YET = b'],"usage":null}\n\n'
+"""How a chunk ends whose stream tells its usage in the end. No JSON string holds these bytes."""
+
+
+class ToldUsage(StrEnum):
+    """Which chunks of a stream tell its usage."""
+
+    NEVER = "never"
+    LAST = "last"
+    """A chunk of its own before [DONE]."""
+    RUNNING = "running"
+    """That one, and every other what it is so far."""
+    TIMED = "timed"
+    """As LAST, with the engine's own times in it; so in a body."""
+
+
+def answer_head(answer_id: str, kind: str, created_unix_s: int, model: str) -> dict[str, Any]:
+    """How every object of one answer begins."""
+    return {
+        "id": answer_id,
+        "object": kind,
+        "created": created_unix_s,
+        "model": model,
+        "system_fingerprint": None,
+    }
+
+
+def told_system(head: dict[str, Any], event: Accepted) -> dict[str, Any]:
+    """The head once it is known what answers."""
+    return {**head, "system_fingerprint": event.fingerprint or None}
+
+
+class Chunks:
+    """The server-sent events of one answer. ``start`` and ``end`` are what stands before and after
+    the JSON of a chunk's one choice, for whoever writes that choice himself."""
+
+    def __init__(self, head: dict[str, Any], usage: ToldUsage) -> None:
+        self._head = head
+        self._usage = usage
+        self.start = _start(head)
+        self.end = b"]}\n\n" if usage is ToldUsage.NEVER else NO_USAGE_YET
+
+    def begin(self, event: Accepted) -> None:
+        """``start`` is another one from here on."""
+        self._head = told_system(self._head, event)
+        self.start = _start(self._head)
+
+    def choice(
+        self,
+        index: int,
+        content: dict[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+        more_head: dict[str, Any] | None = None,
+    ) -> bytes:
+        """One chunk. ``content``: what the dialect's choices have that the other's have not;
+        ``more_head``: what this chunk alone has beside its choice."""
+        end = {"logprobs": logprobs, "finish_reason": finish_reason}
+        start = self.start if more_head is None else _start({**self._head, **more_head})
+        return start + orjson.dumps({"index": index, **content, **end}) + self.end
+
+    def last(self, event: Finished) -> bytes:
+        """The usage chunk, where one is due, and the end of the stream."""
+        if self._usage is ToldUsage.NEVER:
+            return DONE_FRAME
+        told = orjson.dumps(told_usage_object(event, self._usage))
+        return self.start + b'],"usage":' + told + b"}\n\n" + DONE_FRAME
+
+
+def _start(head: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+
+
+class RunningUsage:
+    """A stream encoder whose chunks say how many tokens there were so far."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+
+    def encode(self, event: Event) -> bytes:
+        match event:
+            case Accepted():
+                self._prompt_tokens = event.prompt_tokens
+            case (
+                Delta() | ReasoningDelta() | ToolCallStarted() | ToolCallDelta() | ChoiceFinished()
+            ):
+                self._completion_tokens += event.num_tokens
+        frames = self._encoder.encode(event)
+        return frames.replace(NO_USAGE_YET, self._end())
+
+    def _end(self) -> bytes:
+        total = self._prompt_tokens + self._completion_tokens
+        counts = self._prompt_tokens, self._completion_tokens, total
+        usage = b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % counts
+        return b'],"usage":' + usage + b"}\n\n"
+
+
+def told_stream(encoder: Encoder, usage: ToldUsage, *, pads: bool) -> Encoder:
+    """As the client wants it."""
+    if usage is ToldUsage.RUNNING:
+        encoder = RunningUsage(encoder)
+    return Obfuscated(encoder, marks=CHOICE_MARK) if pads else encoder
+
+
+def body_parts(
+    head: dict[str, Any], choices: Iterable[dict[str, Any]], event: Finished, usage: ToldUsage
+) -> Iterator[bytes]:
+    """A body, in pieces of one choice each."""
+    yield orjson.dumps(head)[:-1] + b',"choices":['
+    for index, choice in enumerate(choices):
+        yield (b"," if index else b"") + orjson.dumps(choice)
+    yield b'],"usage":' + orjson.dumps(told_usage_object(event, usage)) + b"}"
+
+
+def told_usage_object(event: Finished, usage: ToldUsage) -> dict[str, Any]:
+    """With times where they were asked for and the engine has them."""
+    told = usage_object(event.usage)
+    if usage is ToldUsage.TIMED and event.timing is not None:
+        told["helexa_timing"] = {
+            "prefill_ms": round(event.timing.prefill_ms, 3),
+            "decode_ms": round(event.timing.decode_ms, 3),
+            "prefill_tokens": event.timing.prefill_tokens,
+        }
+    return told
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """Drafts are counted for requests that had any."""
+    details = {"reasoning_tokens": usage.reasoning_tokens}
+    if usage.accepted_drafts or usage.rejected_drafts:
+        details["accepted_prediction_tokens"] = usage.accepted_drafts
+        details["rejected_prediction_tokens"] = usage.rejected_drafts
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": details,
+    }
+
+
+def finish_reason(reason: FinishReason) -> str:
+    """A full context is ``length`` to this API, as ``max_tokens`` is."""
+    return "length" if reason == "context" else reason

@@ -1,0 +1,222 @@
+"""OpenAI's files and batches: what a client sends, the objects that answer it, results as lines.
+
+Source: https://platform.openai.com/docs/api-reference/batch and …/files. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import orjson
+
+from inference.batches.records import BatchRecord, FileRecord
+from inference.wire.common.batch_lines import ANSWER, MARK, Unrun
+from inference.wire.common.fields import (
+    honoured,
+    json_object,
+    one_of,
+    only,
+    read_fields,
+    read_json_object,
+    refused,
+    table,
+    text,
+)
+from inference.wire.errors import (
+    ApiError,
+    InvalidRequestError,
+    MissingParameterError,
+    UnsupportedParameterError,
+)
+from inference.wire.openai import errors as openai_errors
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+PURPOSE = "batch"
+DEFAULT_LIMIT, MAX_LIMIT = 20, 100
+MAX_FILES_LIMIT = 10_000
+EXPIRY_ANCHOR, EXPIRY_SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
+
+BATCH_FIELDS = table(
+    honoured("input_file_id", text(64, min_chars=1), "A file of requests, one in each line."),
+    honoured("endpoint", one_of(*ENDPOINTS), f"One of {', '.join(ENDPOINTS)}."),
+    honoured(
+        "completion_window",
+        only("24h", reason="a batch has 24h"),
+        "24h: what has not run by then is told as expired.",
+    ),
+    honoured("metadata", json_object, "Told with the batch."),
+    refused("output_expires_after", "results stay until they are deleted"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    limit: int
+    after: str | None
+    purpose: str | None = None
+
+
+def parse_batch(body: bytes) -> dict[str, Any]:
+    """Raises ``ApiError``."""
+    required = ("input_file_id", "endpoint", "completion_window")
+    return read_fields(read_json_object(body), BATCH_FIELDS, required=required)
+
+
+def parse_expiry(fields: Mapping[str, str]) -> timedelta | None:
+    """How long an uploaded file is kept: ``expires_after`` of its form. Raises ``ApiError``."""
+    given = {name: fields[name] for name in (EXPIRY_ANCHOR, EXPIRY_SECONDS) if name in fields}
+    if not given:
+        return None
+    for name in (EXPIRY_ANCHOR, EXPIRY_SECONDS):
+        if name not in given:
+            raise MissingParameterError(name)
+    if given[EXPIRY_ANCHOR] != "created_at":
+        message = f"'{EXPIRY_ANCHOR}' must be created_at."
+        raise InvalidRequestError(message, param=EXPIRY_ANCHOR)
+    word = given[EXPIRY_SECONDS]
+    is_number = word.isascii() and word.isdigit() and len(word) <= 8
+    if not is_number or not MIN_EXPIRY_S <= int(word) <= MAX_EXPIRY_S:
+        message = f"'{EXPIRY_SECONDS}' must be from {MIN_EXPIRY_S} to {MAX_EXPIRY_S}."
+        raise InvalidRequestError(message, param=EXPIRY_SECONDS)
+    return timedelta(seconds=int(word))
+
+
+def parse_page(query: Mapping[str, str], max_limit: int = MAX_LIMIT) -> Page:
+    """Raises ``ApiError``."""
+    for name in query.keys() - {"limit", "after", "purpose", "order"}:
+        raise UnsupportedParameterError(name, "not a parameter of this list")
+    if query.get("order", "desc") != "desc":
+        raise UnsupportedParameterError("order", "the newest comes first: desc")
+    limit = query.get(
+        "limit", str(min(max_limit, DEFAULT_LIMIT if max_limit == MAX_LIMIT else max_limit))
+    )
+    is_number = limit.isascii() and limit.isdigit() and len(limit) <= 5
+    if not is_number or not 1 <= int(limit) <= max_limit:
+        raise InvalidRequestError(f"'limit' must be from 1 up to {max_limit}.", param="limit")
+    if not query.get("purpose", "").isprintable():
+        raise InvalidRequestError("'purpose' must be a word.", param="purpose")
+    return Page(limit=int(limit), after=query.get("after"), purpose=query.get("purpose"))
+
+
+def file_object(file: FileRecord) -> dict[str, Any]:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.size_bytes,
+        "created_at": _unix_s(file.created_at),
+        "expires_at": _unix_s(file.expires_at),
+        "filename": file.name,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def batch_object(batch: BatchRecord) -> dict[str, Any]:
+    ended = None if batch.ended_at is None else batch.status
+    at = dict.fromkeys(("completed", "failed", "expired", "cancelled"))
+    at |= {} if ended is None else {ended: _unix_s(batch.ended_at)}
+    has_output = ended is not None and batch.num_completed > 0
+    has_errors = ended is not None and batch.num_failed + batch.num_expired > 0
+    errors = None
+    if batch.failure:
+        one = {"code": "invalid_value", "message": batch.failure, "param": None, "line": None}
+        errors = {"object": "list", "data": [one]}
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": errors,
+        "input_file_id": batch.input_file,
+        "completion_window": "24h",
+        "status": batch.status,
+        "output_file_id": batch.output_file if has_output else None,
+        "error_file_id": batch.error_file if has_errors else None,
+        "created_at": _unix_s(batch.created_at),
+        "in_progress_at": _unix_s(batch.started_at),
+        "expires_at": _unix_s(batch.expires_at),
+        "finalizing_at": _unix_s(batch.ended_at) if ended == "completed" else None,
+        "completed_at": at["completed"],
+        "failed_at": at["failed"],
+        "expired_at": at["expired"],
+        "cancelling_at": _unix_s(batch.cancelled_at),
+        "cancelled_at": at["cancelled"],
+        "request_counts": {
+            "total": batch.num_total,
+            "completed": batch.num_completed,
+            "failed": batch.num_failed + batch.num_expired,
+        },
+        "metadata": orjson.loads(batch.metadata_json) or None,
+    }
+
+
+def list_body(objects: Sequence[dict[str, Any]], limit: int) -> bytes:
+    """``objects`` may be one more than ``limit``, where there are more."""
+    data = objects[:limit]
+    return orjson.dumps(
+        {
+            "object": "list",
+            "data": data,
+            "first_id": data[0]["id"] if data else None,
+            "last_id": data[-1]["id"] if data else None,
+            "has_more": len(objects) > limit,
+        }
+    )
+
+
+def deleted_body(file_id: str) -> bytes:
+    return orjson.dumps({"id": file_id, "object": "file", "deleted": True})
+
+
+def around_answer(custom_id: str, request_id: str) -> tuple[bytes, bytes]:
+    """What stands before and after the answer's body in its line."""
+    response = _response(200, request_id, ANSWER)
+    head, _, tail = _line(custom_id, request_id, response, None).partition(MARK)
+    return head, tail
+
+
+def errored(custom_id: str, request_id: str, error: ApiError) -> bytes:
+    said = openai_errors.error_object(error)
+    return _line(custom_id, request_id, _response(error.status, request_id, said), None)
+
+
+def unrun(custom_id: str, request_id: str, why: Unrun) -> bytes:
+    """What was cancelled is not told."""
+    if why == "cancelled":
+        return b""
+    message = "This request could not be executed before the completion window expired."
+    return _line(custom_id, request_id, None, {"code": "batch_expired", "message": message})
+
+
+def count_of(result: dict[str, Any]) -> str:
+    """Which of the batch's counts it belongs to."""
+    if result["response"] is None:
+        return "num_expired"
+    return "num_completed" if result["response"]["status_code"] == 200 else "num_failed"
+
+
+def _response(status: int, request_id: str, body: Any) -> dict[str, Any]:
+    return {"status_code": status, "request_id": request_id, "body": body}
+
+
+def _line(
+    custom_id: str,
+    request_id: str,
+    response: dict[str, Any] | None,
+    error: dict[str, str] | None,
+) -> bytes:
+    line = {
+        "id": f"batch_req_{request_id}",
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }
+    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _unix_s(moment: datetime | None) -> int | None:
+    return None if moment is None else int(moment.timestamp())

@@ -1,0 +1,264 @@
+"""A chat completion on its way out: events in, chunks or one body out.
+
+    event ─▶ added(event) ─▶ ChatStreamEncoder      each addition is a chunk
+                          └▶ ChatBodyEncoder        additions are put together, as an SDK would
+
+Both say what ``added`` says, so a stream and a body of the same events cannot differ. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    OutputTokens,
+    PromptScored,
+    ReasoningDelta,
+    TextLogprob,
+    ToolCallDelta,
+    ToolCallStarted,
+)
+from inference.protocol.generation import GenerationRequest
+from inference.wire.openai.answers import (
+    LEAST_LOGPROB,
+    Chunks,
+    ToldUsage,
+    body_parts,
+    finish_reason,
+    told_system,
+)
+from inference.wire.openai.prompt_logprobs import PromptLogprobs
+
+
+class Reasoning(StrEnum):
+    """Where a client sees what the model thinks."""
+
+    HIDDEN = "hidden"
+    FIELD = "field"
+    """In ``reasoning_content``."""
+    INLINE = "inline"
+    """In ``content``, between its markers."""
+
+
+def added(event: Event, reasoning: Reasoning) -> dict[str, Any]:
+    """What the event adds to its choice's message; empty where that is nothing."""
+    match event:
+        case Delta(text=text) if text:
+            return {"content": text}
+        case ReasoningDelta() if reasoning is not Reasoning.HIDDEN:
+            return _reasoning(event, reasoning)
+        case ToolCallStarted():
+            function = {"name": event.name, "arguments": ""}
+            call = {"id": event.call_id, "type": "function", "function": function}
+            return {"tool_calls": [{"index": event.call_index, **call}]}
+        case ToolCallDelta():
+            piece = {"arguments": event.arguments}
+            return {"tool_calls": [{"index": event.call_index, "function": piece}]}
+    return {}
+
+
+def _reasoning(event: ReasoningDelta, reasoning: Reasoning) -> dict[str, Any]:
+    if reasoning is Reasoning.FIELD:
+        return {"reasoning_content": event.text} if event.text else {}
+    closes = event.closes or event.missing_close or ""
+    inline = f"{event.opens or ''}{event.text}{closes}"
+    return {"content": inline} if inline else {}
+
+
+ROLE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
+"""The first chunk of a choice."""
+
+
+class ChatStreamEncoder:
+    """One request's events as server-sent events: a role chunk for each choice, then at most one
+    chunk for each event, then usage where it is due, then [DONE]."""
+
+    def __init__(self, chunks: Chunks, num_choices: int, reasoning: Reasoning) -> None:
+        self._chunks = chunks
+        self._num_choices = num_choices
+        self._reasoning = reasoning
+        self._content: list[bytes] = []
+        self._content_end = b'},"logprobs":null,"finish_reason":null}' + chunks.end
+
+    def encode(self, event: Event) -> bytes:
+        match event:
+            case Delta(logprobs=None):  # most events are this one
+                if not event.text:
+                    return b""
+                return self._content[event.index] + orjson.dumps(event.text) + self._content_end
+            case Delta():
+                logprobs = _logprobs(event.logprobs or [])
+                return self._chunk(event.index, {"content": event.text}, logprobs=logprobs)
+            case ReasoningDelta() | ToolCallStarted() | ToolCallDelta():
+                delta = added(event, self._reasoning)
+                return self._chunk(event.index, delta) if delta else b""
+            case OutputTokens():
+                content = {"delta": {}, "token_ids": event.token_ids}
+                return self._chunks.choice(event.index, content)
+            case Accepted():
+                return self._begin(event)
+            case ChoiceFinished():
+                return self._chunk(event.index, {}, finish_reason=finish_reason(event.reason))
+            case Finished():
+                return self._chunks.last(event)
+        return b""
+
+    def _begin(self, event: Accepted) -> bytes:
+        self._chunks.begin(event)
+        indices = range(self._num_choices)
+        start = self._chunks.start
+        self._content = [start + b'{"index":%d,"delta":{"content":' % index for index in indices]
+        more = prompt_ids_of(event)
+        return b"".join(self._chunk(index, ROLE, more_head=more) for index in indices)
+
+    def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> bytes:
+        return self._chunks.choice(index, {"delta": delta}, **more)
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice of the body, put together from what its events add."""
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    """As in the body, but for their arguments, which are still in pieces."""
+    arguments: list[list[str]] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)
+    """As JSON already: there are many of them."""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+
+    def add(self, delta: dict[str, Any]) -> None:
+        if "content" in delta:
+            self.content.append(delta["content"])
+        if "reasoning_content" in delta:
+            self.reasoning.append(delta["reasoning_content"])
+        for call in delta.get("tool_calls", ()):
+            self._add_call(call)
+
+    def _add_call(self, call: dict[str, Any]) -> None:
+        if call["index"] == len(self.calls):
+            self.calls.append({name: value for name, value in call.items() if name != "index"})
+            self.arguments.append([])
+        self.arguments[call["index"]].append(call["function"]["arguments"])
+
+    def message(self, reasoning: Reasoning) -> dict[str, Any]:
+        content = "".join(self.content)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if self.calls and not content else content,
+            "refusal": None,
+            "annotations": [],
+        }
+        if reasoning is Reasoning.FIELD:
+            message["reasoning_content"] = "".join(self.reasoning) or None
+        if self.calls:
+            message["tool_calls"] = [
+                {**call, "function": {**call["function"], "arguments": "".join(pieces)}}
+                for call, pieces in zip(self.calls, self.arguments, strict=True)
+            ]
+        return message
+
+
+class ChatBodyEncoder:
+    """The same events folded into one body, which the last one completes."""
+
+    def __init__(
+        self,
+        head: dict[str, Any],
+        generation: GenerationRequest,
+        reasoning: Reasoning,
+        usage: ToldUsage,
+    ) -> None:
+        self._head = head
+        self._usage = usage
+        self._reasoning = reasoning
+        self._shows_logprobs = generation.sampling.top_logprobs is not None
+        self._shows_token_ids = generation.returns_token_ids
+        self._choices = [Choice() for _ in range(generation.n)]
+        self._prompt_logprobs: PromptLogprobs | None = None
+        if generation.sampling.prompt_logprobs is not None:
+            self._prompt_logprobs = PromptLogprobs(num_prompts=1)
+
+    def encode(self, event: Event) -> bytes:
+        return b"".join(self.parts(event))
+
+    def parts(self, event: Event) -> Iterator[bytes]:
+        match event:
+            case Accepted():
+                self._head = told_system(self._head, event) | (prompt_ids_of(event) or {})
+            case PromptScored() if self._prompt_logprobs is not None:
+                self._prompt_logprobs.add(event)
+            case OutputTokens():
+                self._choices[event.index].token_ids += event.token_ids
+            case Delta():
+                choice = self._choices[event.index]
+                choice.add(added(event, self._reasoning))
+                choice.logprobs.extend(map(_token_json, event.logprobs or ()))
+            case ReasoningDelta() | ToolCallStarted() | ToolCallDelta():
+                self._choices[event.index].add(added(event, self._reasoning))
+            case ChoiceFinished():
+                self._choices[event.index].finish_reason = finish_reason(event.reason)
+            case Finished():
+                yield from self._body(event)
+
+    def _body(self, event: Finished) -> Iterator[bytes]:
+        choices = (
+            {
+                "index": index,
+                "message": choice.message(self._reasoning),
+                "logprobs": _joined(choice.logprobs) if self._shows_logprobs else None,
+                "finish_reason": choice.finish_reason,
+                **({"token_ids": choice.token_ids} if self._shows_token_ids else {}),
+            }
+            for index, choice in enumerate(self._choices)
+        )
+        head = self._head
+        if self._prompt_logprobs is not None:
+            head = {**head, "prompt_logprobs": self._prompt_logprobs.of_prompt(0)}
+        return body_parts(head, choices, event, self._usage)
+
+
+def prompt_ids_of(event: Accepted) -> dict[str, Any] | None:
+    """A chat is one prompt."""
+    return (
+        None if event.prompt_token_ids is None else {"prompt_token_ids": event.prompt_token_ids[0]}
+    )
+
+
+def _logprobs(tokens: list[TextLogprob]) -> dict[str, Any]:
+    return {"content": [output_token(token) for token in tokens], "refusal": None}
+
+
+def _token_json(token: TextLogprob) -> bytes:
+    return orjson.dumps(output_token(token))
+
+
+def _joined(tokens: list[bytes]) -> dict[str, Any]:
+    """The same as ``_logprobs``, of tokens that are JSON."""
+    return {"content": orjson.Fragment(b"[" + b",".join(tokens) + b"]"), "refusal": None}
+
+
+def output_token(token: TextLogprob) -> dict[str, Any]:
+    assert token.logprob is not None, "every output token has one"
+    top = [_token(*candidate) for candidate in token.top]
+    return {**_token(token.token, token.token_bytes, token.logprob), "top_logprobs": top}
+
+
+def _token(token: str, token_bytes: bytes, logprob: float) -> dict[str, Any]:
+    return {
+        "token": token,
+        "logprob": max(logprob, LEAST_LOGPROB),
+        "bytes": list(token_bytes),
+    }

@@ -1,0 +1,239 @@
+"""The turns of an OpenAI chat request, checked and turned into ``ChatMessage``.
+
+A message's fields depend on its role, so there is one table for each. ``developer`` is OpenAI's
+newer word for ``system`` and becomes that. Text parts are joined with a newline; images stay where
+they are. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from inference.protocol.generation import ChatMessage
+from inference.wire.common.fields import (
+    Field,
+    array,
+    honoured,
+    json_object,
+    kind_of,
+    neutral,
+    object_of,
+    one_of,
+    only,
+    read_fields,
+    refused,
+    shown,
+    table,
+    text,
+    wrong_type,
+)
+from inference.wire.common.images import detail, image_url
+from inference.wire.common.turn_parts import PART_SEPARATOR, Part, joined_text, parts_with_images
+from inference.wire.errors import (
+    InvalidRequestError,
+    MissingParameterError,
+    UnsupportedParameterError,
+)
+from inference.wire.openai.chat.tools import CACHE_CONTROL, MAX_CALL_ID_CHARS, tool_calls
+
+MAX_NAME_CHARS = 256
+
+_string = text()
+
+_TYPE = honoured("type", _string, "Which kind of part.")
+IMAGE_URL_FIELDS = table(
+    honoured("url", image_url, "A data URI; an address only where the operator allows its host."),
+    neutral("detail", detail, "auto or high: as large as the model reads images."),
+)
+PART_FIELDS = {
+    "text": table(
+        _TYPE,
+        honoured("text", _string, "The text."),
+        neutral(
+            "prompt_cache_breakpoint",
+            only({"mode": "explicit"}, reason="only mode explicit, without a lifetime"),
+            "Every prefix is cached, marked or not.",
+        ),
+        CACHE_CONTROL,
+    ),
+    "refusal": table(_TYPE, honoured("refusal", _string, "Why it would not answer.")),
+    "image_url": table(
+        _TYPE,
+        honoured(
+            "image_url",
+            object_of(IMAGE_URL_FIELDS, required=("url",)),
+            "A PNG, JPEG, WebP, GIF or BMP, not animated.",
+        ),
+        CACHE_CONTROL,
+    ),
+}
+"""The fields of each type of part. What a part holds is in the field named as its type."""
+
+
+def content(value: Any, path: str) -> list[Part]:
+    """A string, or text parts; no parts are no text."""
+    return _parts(value, path, kinds=("text",))
+
+
+def prediction_content(value: Any, path: str) -> str:
+    """The text that an answer is expected to have."""
+    return joined_text(content(value, path))
+
+
+PREDICTION_FIELDS = table(
+    honoured("type", one_of("content"), "content"),
+    honoured("content", prediction_content, "A string or text parts."),
+)
+
+
+def seen_content(value: Any, path: str) -> list[Part]:
+    """The same, with images among them."""
+    return _parts(value, path, kinds=("text", "image_url"))
+
+
+def assistant_content(value: Any, path: str) -> list[Part]:
+    """Text, and parts that say why the assistant refused."""
+    return _parts(value, path, kinds=("text", "refusal"))
+
+
+def _parts(value: Any, path: str, *, kinds: tuple[str, ...]) -> list[Part]:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise wrong_type(path, "a string or an array of parts", value)
+    return [_part(part, f"{path}[{index}]", kinds) for index, part in enumerate(value)]
+
+
+def _part(part: Any, path: str, kinds: tuple[str, ...]) -> Part:
+    kind = kind_of(part, path)
+    if kind not in kinds:
+        raise UnsupportedParameterError(
+            f"{path}.type", f"'{shown(kind)}' parts are not read here, only {' and '.join(kinds)}"
+        )
+    held = read_fields(part, PART_FIELDS[kind], path=f"{path}.", required=(kind,))[kind]
+    made: Part = held["url"] if kind == "image_url" else held
+    return made
+
+
+_role = honoured("role", _string, "system, developer, user, assistant or tool.")
+_content = honoured("content", content, "A string or text parts.")
+_seen = honoured("content", seen_content, "A string, or text and image parts.")
+_name = honoured("name", text(MAX_NAME_CHARS, min_chars=1), "Handed to the chat template.")
+_reasoning = "What it thought; handed to the chat template."
+
+_type = neutral(
+    "type",
+    only("text", "message", reason="what a turn is says its role"),
+    "text or message, as evaluation suites and the Responses API write it.",
+)
+
+MESSAGE_FIELDS: dict[str, dict[str, Field]] = {
+    "system": table(_role, _type, _content, _name, CACHE_CONTROL),
+    "developer": table(_role, _type, _content, _name, CACHE_CONTROL),
+    "user": table(_role, _type, _seen, _name, CACHE_CONTROL),
+    "assistant": table(
+        _role,
+        _type,
+        honoured("content", assistant_content, "A string, text parts or refusal parts."),
+        _name,
+        honoured("refusal", _string, "Why it would not answer: part of what it said."),
+        honoured("tool_calls", tool_calls, "What it called."),
+        honoured("reasoning_content", _string, _reasoning),
+        honoured("reasoning", _string, _reasoning),
+        neutral("parsed", json_object, "The openai SDK's own reading of content."),
+        neutral("annotations", array(only(reason="annotations are not read")), "[]"),
+        neutral("reasoning_details", array(only(reason="use reasoning")), "[]"),
+        neutral("provider_specific_fields", json_object, "litellm's notes on other servers."),
+        refused("function_call", "functions are now called tools: use tool_calls"),
+        refused("audio", "audio is not read"),
+        CACHE_CONTROL,
+    ),
+    "tool": table(
+        _role,
+        _type,
+        _seen,
+        _name,
+        honoured("tool_call_id", text(MAX_CALL_ID_CHARS, min_chars=1), "Which call it answers."),
+        CACHE_CONTROL,
+    ),
+}
+REQUIRED = {"assistant": (), "tool": ("content", "tool_call_id")}
+Role = Literal["system", "user", "assistant", "tool"]
+INTERNAL_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+def messages(value: Any, path: str) -> list[ChatMessage]:
+    if not isinstance(value, list):
+        raise wrong_type(path, "an array", value)
+    if not value:
+        raise InvalidRequestError(f"'{path}' must not be empty.", param=path)
+    read = [_message(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    for index, item in enumerate(value):
+        # Zed sends a user's turn without parts behind a tool's result.
+        is_result = item["role"] == "tool" or (index > 0 and value[index - 1]["role"] == "tool")
+        if item.get("content") == [] and not is_result and not item.get("tool_calls"):
+            param = f"{path}[{index}].content"
+            raise InvalidRequestError(f"'{param}' must not be empty.", param=param)
+    return read
+
+
+def _message(value: Any, path: str) -> ChatMessage:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    role = _message_role(value.get("role"), f"{path}.role")
+    read = read_fields(
+        value, MESSAGE_FIELDS[role], path=f"{path}.", required=REQUIRED.get(role, ("content",))
+    )
+    if role == "assistant":
+        return _assistant(read, path)
+    return ChatMessage(
+        role=INTERNAL_ROLES[role],
+        content=joined_text(read["content"]),
+        name=read.get("name"),
+        tool_call_id=read.get("tool_call_id"),
+        parts=parts_with_images(read["content"]),
+    )
+
+
+def _assistant(read: dict[str, Any], path: str) -> ChatMessage:
+    texts = {"content": joined_text(read.get("content", [])), "refusal": read.get("refusal")}
+    said = [text for text in texts.values() if text]
+    calls = read.get("tool_calls", [])
+    reasoning = _one_reasoning(read, path)
+    if not calls and reasoning is None and "content" not in read and "refusal" not in read:
+        raise MissingParameterError(f"{path}.content")
+    return ChatMessage(
+        role="assistant",
+        content=PART_SEPARATOR.join(said) if said or not calls else None,
+        name=read.get("name"),
+        tool_calls=calls,
+        reasoning=reasoning,
+    )
+
+
+def _one_reasoning(read: dict[str, Any], path: str) -> str | None:
+    """Servers disagree on the field's name, so clients may give both; empty is none."""
+    reasoning: str = read.get("reasoning_content", "")
+    other: str = read.get("reasoning", "")
+    if reasoning and other and reasoning != other:
+        raise InvalidRequestError(
+            f"'{path}.reasoning_content' and '{path}.reasoning' differ; give one of them.",
+            param=f"{path}.reasoning",
+        )
+    return reasoning or other or None
+
+
+def _message_role(value: Any, path: str) -> str:
+    if value is None:
+        raise MissingParameterError(path)
+    role: str = _string(value, path)
+    if role not in MESSAGE_FIELDS:
+        known = ", ".join(MESSAGE_FIELDS)
+        raise InvalidRequestError(f"'{path}' must be one of {known}.", param=path)
+    return role

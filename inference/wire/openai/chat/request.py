@@ -1,0 +1,274 @@
+"""OpenAI's chat completions dialect: what a client may ask, and the one request it becomes.
+
+    parse(body) ─▶ ChatRequest(generation, stream, …) ─▶ the encoders of openai_chat_answers
+
+Source: https://platform.openai.com/docs/api-reference/chat. Pure: ids and times are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest, ToolChoice
+from inference.wire.common.answer_start import without_answer_start
+from inference.wire.common.fields import (
+    Field,
+    flag,
+    honoured,
+    integer,
+    json_object,
+    neutral,
+    object_of,
+    one_of,
+    only,
+    read_fields,
+    read_json_object,
+    refused,
+    table,
+    text,
+)
+from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext, UnixClock
+from inference.wire.errors import InvalidRequestError
+from inference.wire.openai import sampling as openai_sampling
+from inference.wire.openai.answers import Chunks, ToldUsage, answer_head, told_stream
+from inference.wire.openai.chat import tools as openai_tools
+from inference.wire.openai.chat.answers import ChatBodyEncoder, ChatStreamEncoder, Reasoning
+from inference.wire.openai.chat.messages import (
+    IMAGE_URL_FIELDS,
+    MESSAGE_FIELDS,
+    PART_FIELDS,
+    PREDICTION_FIELDS,
+    messages,
+)
+from inference.wire.openai.extensions import NEUTRAL_FIELDS
+from inference.wire.openai.formats import (
+    FORMAT_FIELDS,
+    OUTPUT_FIELDS,
+    SCHEMA_FIELDS,
+    STRUCTURED_FIELDS,
+    check_with_tools,
+    output_format,
+)
+
+MAX_TOP_LOGPROBS = 20
+THINKING_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+NOT_THINKING_EFFORTS = ("none", "minimal")
+
+INLINE_REASONING_HEADER = "x-include-thinking"
+"""``true``: the client wants the thinking block in the answer's text, as some bridges do."""
+
+PROMPT_CACHE_FIELDS = table(neutral("mode", only("implicit", reason="only implicit"), "implicit"))
+FIELDS = table(
+    *openai_sampling.SHARED_FIELDS,
+    *NEUTRAL_FIELDS,
+    honoured("messages", messages, "At least one turn; text only."),
+    honoured("tools", openai_tools.tools, "Functions; custom tools are refused."),
+    honoured(
+        "tool_choice",
+        openai_tools.tool_choice,
+        "auto, none, required, a function, or allowed_tools.",
+    ),
+    honoured("parallel_tool_calls", flag, "false: at most one call in an answer."),
+    *OUTPUT_FIELDS,
+    honoured(
+        "prediction",
+        object_of(PREDICTION_FIELDS, required=("type", "content")),
+        "Guesses that are verified, where the model's entry speculates; changes no answer.",
+    ),
+    honoured(
+        "reasoning_effort",
+        one_of(*NOT_THINKING_EFFORTS, *THINKING_EFFORTS),
+        "none and minimal: no thinking; others: handed to the chat template.",
+    ),
+    honoured(
+        "include_reasoning",
+        flag,
+        "Extension; what the model thinks, as reasoning_content. Header x-include-thinking: "
+        "inside content instead.",
+    ),
+    honoured("max_tokens", integer(1, openai_sampling.MAX_TOKENS), "At least 1."),
+    honoured(
+        "max_completion_tokens",
+        integer(1, openai_sampling.MAX_TOKENS),
+        "The newer name of max_tokens.",
+    ),
+    honoured("logprobs", flag, "Log probabilities of the output tokens."),
+    honoured("top_logprobs", integer(0, MAX_TOP_LOGPROBS), "0 to 20; only with logprobs."),
+    honoured("chat_template_kwargs", json_object, "Extension; handed to the chat template."),
+    honoured(
+        "continue_final_message",
+        flag,
+        "Extension; true: the last turn is the assistant's and starts the answer.",
+    ),
+    honoured(
+        "add_generation_prompt",
+        flag,
+        "Extension; false: the prompt ends with the last turn, unless that starts the answer.",
+    ),
+    neutral("metadata", openai_sampling.metadata, "Labels; kept nowhere."),
+    neutral("safety_identifier", text(128), "A label; kept nowhere."),
+    neutral("prompt_cache_key", text(1024), "Prefixes are shared by content, without a key."),
+    neutral("prompt_cache_retention", only("in_memory", reason="only in_memory"), "in_memory"),
+    neutral("store", flag, "Kept nowhere either way: this API reads nothing back."),
+    neutral("best_of", only(1, reason="every answer is returned; use n"), "1"),
+    neutral("echo", only(False, reason="a chat's turns are not told again"), "false"),
+    neutral("add_special_tokens", only(False, reason="the chat template writes them"), "false"),
+    neutral("documents", only([], reason="put them into a turn"), "[]"),
+    refused("chat_template", "the model's own is used, or its operator's"),
+    neutral("service_tier", only("auto", "default", reason="only auto or default"), "auto"),
+    neutral("modalities", only(["text"], reason="only text is generated"), '["text"]'),
+    neutral("verbosity", only("medium", reason="only medium, the default"), "medium"),
+    neutral("functions", only([], reason="functions are now called tools"), "[]"),
+    neutral(
+        "function_call",
+        only("none", "auto", reason="functions are now called tools: use tool_choice"),
+        "none, auto",
+    ),
+    neutral("prompt_cache_options", object_of(PROMPT_CACHE_FIELDS), "mode implicit"),
+    refused("audio", "audio is not generated"),
+    refused("moderation", "nothing is moderated here"),
+    refused("web_search_options", "there is no web search"),
+)
+
+NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
+    **{f"{role} messages": fields for role, fields in MESSAGE_FIELDS.items()},
+    **{f"{kind} parts": fields for kind, fields in PART_FIELDS.items()},
+    "image_url": IMAGE_URL_FIELDS,
+    "prediction": PREDICTION_FIELDS,
+    "tool calls": openai_tools.CALL_FIELDS,
+    "the function of a tool call": openai_tools.CALLED_FIELDS,
+    "tools": openai_tools.TOOL_FIELDS,
+    "the function of a tool": openai_tools.FUNCTION_FIELDS,
+    "tool_choice of one function": openai_tools.NAMED_FIELDS,
+    "tool_choice of several functions": openai_tools.ALLOWED_TOOLS_FIELDS,
+    "allowed_tools": openai_tools.ALLOWED_FIELDS,
+    "response_format": FORMAT_FIELDS,
+    "json_schema": SCHEMA_FIELDS,
+    "structured_outputs": STRUCTURED_FIELDS,
+    "stream_options": openai_sampling.STREAM_OPTION_FIELDS,
+    "prompt_cache_options": PROMPT_CACHE_FIELDS,
+    "cache_control": openai_tools.CACHE_CONTROL_FIELDS,
+}
+"""The objects inside a request, by what they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    generation: GenerationRequest
+    stream: bool
+    usage: ToldUsage
+    pads_chunks: bool
+    reasoning: Reasoning
+
+    def stream_encoder(self, *, request_id: str, clock: UnixClock) -> Encoder:
+        head = self._head("chat.completion.chunk", request_id, clock())
+        encoder = ChatStreamEncoder(Chunks(head, self.usage), self.generation.n, self.reasoning)
+        return told_stream(encoder, self.usage, pads=self.pads_chunks)
+
+    def body_encoder(self, *, request_id: str, clock: UnixClock) -> ChatBodyEncoder:
+        head = self._head("chat.completion", request_id, clock())
+        return ChatBodyEncoder(head, self.generation, self.reasoning, self.usage)
+
+    def _head(self, kind: str, request_id: str, created_unix_s: int) -> dict[str, Any]:
+        return answer_head(f"chatcmpl-{request_id}", kind, created_unix_s, self.generation.model)
+
+
+def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
+    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
+    read = read_fields(read_json_object(body), FIELDS, required=("model", "messages"))
+    reasoning = _shown_reasoning(read, context)
+    chat, demanded = chat_input(read, reasoning), output_format(read)
+    check_with_tools(demanded, may_call=bool(chat.tools) and chat.tool_choice.mode != "none")
+    generation = GenerationRequest(
+        model=read["model"],
+        input=chat,
+        sampling=openai_sampling.sampling_options(
+            read, max_tokens=_max_tokens(read), top_logprobs=_top_logprobs(read)
+        ),
+        stop=read.get("stop", []),
+        returns_token_ids=read.get("return_token_ids", False),
+        n=read.get("n", 1),
+        output_format=demanded,
+        prediction=read.get("prediction", {}).get("content", ""),
+    )
+    return ChatRequest(
+        generation=generation,
+        stream=read.get("stream", False),
+        usage=openai_sampling.told_usage(read, context),
+        pads_chunks=openai_sampling.pads_chunks(read),
+        reasoning=reasoning,
+    )
+
+
+def chat_input(read: dict[str, Any], reasoning: Reasoning) -> ChatInput:
+    """``read``: what ``read_fields`` kept of these fields, or of some of them."""
+    offered, choice = openai_tools.chosen_tools(
+        read.get("tools", []), read.get("tool_choice", openai_tools.FREELY)
+    )
+    effort = read.get("reasoning_effort")
+    turns, answer_start = _continued(read, choice)
+    return ChatInput(
+        messages=turns,
+        answer_start=answer_start,
+        adds_generation_prompt=bool(answer_start) or read.get("add_generation_prompt", True),
+        tools=offered,
+        tool_choice=choice,
+        parallel_tool_calls=read.get("parallel_tool_calls", True),
+        template_kwargs=read.get("chat_template_kwargs", {}),
+        thinking=None if effort is None else effort in THINKING_EFFORTS,
+        reasoning_effort=effort if effort in THINKING_EFFORTS else None,
+        shows_reasoning=reasoning is not Reasoning.HIDDEN,
+    )
+
+
+def _continued(read: dict[str, Any], choice: ToolChoice) -> tuple[list[ChatMessage], str]:
+    """The turns, and the start of the answer. What has a say in how an answer begins leaves no room
+    for one that has begun."""
+    turns: list[ChatMessage] = read["messages"]
+    if not read.get("continue_final_message", False):
+        return turns, ""
+    turns, answer_start = without_answer_start(turns)
+    hindrances = {
+        "add_generation_prompt": read.get("add_generation_prompt", False),
+        "tool_choice": choice.mode == "required",
+        "response_format": output_format(read) is not None,
+        "messages": not answer_start,
+    }
+    for name, is_in_the_way in hindrances.items():
+        if is_in_the_way:
+            raise InvalidRequestError(
+                "'continue_final_message' goes on from the text of the assistant's last turn; "
+                f"'{name}' does not allow that.",
+                param=name,
+            )
+    return turns, answer_start
+
+
+def _shown_reasoning(read: dict[str, Any], context: RequestContext) -> Reasoning:
+    if openai_sampling.flag_header(context, INLINE_REASONING_HEADER):
+        return Reasoning.INLINE
+    return Reasoning.FIELD if read.get("include_reasoning", False) else Reasoning.HIDDEN
+
+
+def _max_tokens(read: dict[str, Any]) -> int | None:
+    old: int | None = read.get("max_tokens")
+    new: int | None = read.get("max_completion_tokens")
+    if old is not None and new is not None and old != new:
+        raise InvalidRequestError(
+            f"'max_tokens' ({old}) and 'max_completion_tokens' ({new}) differ; give one of them.",
+            param="max_tokens",
+        )
+    return old if new is None else new
+
+
+def _top_logprobs(read: dict[str, Any]) -> int | None:
+    top: int | None = read.get("top_logprobs")
+    if read.get("logprobs", False):
+        return top or 0
+    if top:
+        raise InvalidRequestError(
+            "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs"
+        )
+    return None

@@ -1,0 +1,206 @@
+"""Tools in OpenAI's chat dialect: what may be called, what must be, and what earlier turns called.
+
+Only function tools: custom tools, which take free text, are refused by name. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from inference.protocol.generation import ToolCall, ToolChoice, ToolDefinition
+from inference.wire.common.fields import (
+    Check,
+    Field,
+    array,
+    flag,
+    honoured,
+    integer,
+    json_object,
+    json_schema,
+    neutral,
+    object_of,
+    one_of,
+    only,
+    shown,
+    spelled,
+    table,
+    text,
+    wrong_type,
+)
+from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
+
+MAX_CALL_ID_CHARS = 256
+MAX_CALL_INDEX = 2**31 - 1
+
+_string = text()
+
+CACHE_CONTROL_FIELDS = table(
+    neutral("type", only("ephemeral", reason="only ephemeral"), "ephemeral"),
+    neutral("ttl", only("5m", reason="only 5m, the default"), "5m"),
+)
+CACHE_CONTROL = neutral(
+    "cache_control",
+    object_of(CACHE_CONTROL_FIELDS, required=("type",)),
+    "Every prefix is cached, marked or not.",
+)
+"""Anthropic's mark, which opencode and litellm put on messages, parts, tools and calls."""
+
+tool_name = spelled(
+    re.compile(r"[A-Za-z0-9_.-]{1,128}"),
+    "1 to 128 letters, digits, dots, underscores or dashes",
+)
+_TYPE = honoured("type", text(), "function")
+
+
+def _function_object(fields: Mapping[str, Field], *, required: Iterable[str]) -> Check:
+    """Objects that say they are about a function."""
+    check = object_of(fields, required=required)
+
+    def checked(value: Any, path: str) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            raise UnsupportedParameterError(
+                f"{path}.type", f"'{shown(kind)}' tools are not offered, only functions"
+            )
+        return check(value, path)
+
+    return checked
+
+
+FUNCTION_FIELDS = table(
+    honoured("name", tool_name, "What the model calls it."),
+    honoured("description", _string, "Handed to the chat template."),
+    honoured("parameters", json_schema, "A JSON schema of the arguments."),
+    honoured("strict", flag, "The arguments follow the schema exactly."),
+)
+TOOL_FIELDS = table(
+    _TYPE,
+    honoured("function", object_of(FUNCTION_FIELDS, required=("name",)), "The function."),
+    CACHE_CONTROL,
+)
+_tools = array(_function_object(TOOL_FIELDS, required=("type", "function")))
+
+
+def tools(value: Any, path: str) -> list[ToolDefinition]:
+    functions = [tool["function"] for tool in _tools(value, path)]
+    places = [f"{path}[{index}].function.name" for index in range(len(functions))]
+    names = [function["name"] for function in functions]
+    refuse_doubles(zip(names, places, strict=True), "functions", path)
+    return [
+        ToolDefinition(path=f"{path}[{index}].function.parameters", **function)
+        for index, function in enumerate(functions)
+    ]
+
+
+def refuse_doubles(named: Iterable[tuple[str, str]], kind: str, path: str) -> None:
+    """``named``: names, and where each stands. Raises ``InvalidRequestError``."""
+    seen: set[str] = set()
+    for name, place in named:
+        if name in seen:
+            raise InvalidRequestError(f"'{path}' has two {kind} named '{name}'.", param=place)
+        seen.add(name)
+
+
+NAMED_FIELDS = table(
+    _TYPE,
+    honoured(
+        "function",
+        object_of(table(honoured("name", _string, "Its name.")), required=("name",)),
+        "Which function.",
+    ),
+)
+_named = _function_object(NAMED_FIELDS, required=("type", "function"))
+ALLOWED_FIELDS = table(
+    honoured("mode", one_of("auto", "required"), "auto or required."),
+    honoured("tools", array(_named, min_items=1), "Which functions."),
+)
+ALLOWED_TOOLS_FIELDS = table(
+    honoured("type", one_of("allowed_tools"), "allowed_tools"),
+    honoured(
+        "allowed_tools",
+        object_of(ALLOWED_FIELDS, required=("mode", "tools")),
+        "The functions to choose among; others are not shown to the model.",
+    ),
+)
+_allowed_tools = object_of(ALLOWED_TOOLS_FIELDS, required=("type", "allowed_tools"))
+
+
+@dataclass(frozen=True, slots=True)
+class Choosing:
+    """A checked ``tool_choice``: how to choose, and among which functions (``None``: all)."""
+
+    choice: ToolChoice
+    allowed: list[str] | None = None
+
+
+FREELY = Choosing(ToolChoice())
+"""What a client wants that says nothing."""
+
+
+def tool_choice(value: Any, path: str) -> Choosing:
+    """A mode, one function that must be called, or some that may be."""
+    if isinstance(value, str):
+        mode = one_of("auto", "none", "required")(value, path)
+        return Choosing(ToolChoice(mode=cast(Literal["auto", "none", "required"], mode)))
+    if not isinstance(value, dict):
+        raise wrong_type(path, "a string or an object", value)
+    if value.get("type") == "allowed_tools":
+        allowed = _allowed_tools(value, path)["allowed_tools"]
+        names = [tool["function"]["name"] for tool in allowed["tools"]]
+        return Choosing(ToolChoice(mode=allowed["mode"]), names)
+    named = _named(value, path)
+    return Choosing(ToolChoice(mode="required", name=named["function"]["name"]))
+
+
+def chosen_tools(
+    given: list[ToolDefinition], choosing: Choosing
+) -> tuple[list[ToolDefinition], ToolChoice]:
+    """The functions that are offered and how the model chooses among them. A function that may not
+    be called is not shown."""
+    choice = choosing.choice
+    known = {tool.name: tool for tool in given}
+    for name in [choice.name] if choice.name is not None else choosing.allowed or ():
+        if name not in known:
+            raise InvalidRequestError(
+                f"'tool_choice' names a function that is not in 'tools': '{shown(name)}'.",
+                param="tool_choice",
+            )
+    if choice.mode == "required" and not given:
+        raise InvalidRequestError(
+            "'tool_choice' is 'required' but 'tools' offers none.", param="tool_choice"
+        )
+    if choosing.allowed is not None:
+        given = [known[name] for name in dict.fromkeys(choosing.allowed)]
+    return given, choice
+
+
+CALLED_FIELDS = table(
+    honoured("name", text(256, min_chars=1), "Which function."),
+    honoured("arguments", _string, "JSON text, as the model gave it."),
+    neutral("parsed_arguments", json_object, "The openai SDK's own reading of arguments."),
+)
+CALL_FIELDS = table(
+    honoured("id", text(MAX_CALL_ID_CHARS, min_chars=1), "Its result names it."),
+    _TYPE,
+    honoured(
+        "function", object_of(CALLED_FIELDS, required=("name", "arguments")), "What was called."
+    ),
+    neutral("index", integer(0, MAX_CALL_INDEX), "Left over from a stream."),
+    CACHE_CONTROL,
+)
+_calls = array(_function_object(CALL_FIELDS, required=("id", "function")))
+
+
+def tool_calls(value: Any, path: str) -> list[ToolCall]:
+    """What an earlier assistant turn called."""
+    return [
+        ToolCall(
+            id=call["id"],
+            name=call["function"]["name"],
+            arguments=call["function"]["arguments"],
+        )
+        for call in _calls(value, path)
+    ]

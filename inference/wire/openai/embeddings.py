@@ -1,0 +1,154 @@
+"""OpenAI's embeddings dialect: texts or token ids in, one vector for each of them out.
+
+    parse(body) ─▶ EmbeddingsRequest(embedding, encoding_format)
+    EmbeddingsBodyEncoder.parts(event) ─▶ the next pieces of one body
+
+There are no streams of it. Source: https://platform.openai.com/docs/api-reference/embeddings. Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import orjson
+
+from inference.protocol.events import Embedded, EmbeddedPart, Event
+from inference.protocol.generation import EmbeddingRequest
+from inference.wire.common.fields import (
+    honoured,
+    integer,
+    neutral,
+    only,
+    read_fields,
+    read_json_object,
+    table,
+    text,
+    wrong_type,
+)
+from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
+from inference.wire.errors import InvalidRequestError
+from inference.wire.openai.prompts import prompts
+
+MAX_INPUTS = 2048
+MAX_CUT = 2**31 - 1
+MAX_DIMENSIONS = 2**20
+MAX_MODEL_NAME_CHARS = 256
+EncodingFormat = Literal["float", "base64"]
+
+
+def encoding_format(value: Any, path: str) -> EncodingFormat:
+    if not isinstance(value, str):
+        raise wrong_type(path, "a string", value)
+    match value:
+        case "float" | "base64":
+            return value
+    raise InvalidRequestError(f"'{path}' must be float or base64.", param=path)
+
+
+def cut_to(value: Any, path: str) -> int:
+    """-1: as many as the model takes."""
+    checked: int = integer(-1, MAX_CUT)(value, path)
+    if checked == 0:
+        raise InvalidRequestError(f"'{path}' must not be 0.", param=path)
+    return checked
+
+
+FIELDS = table(
+    honoured(
+        "model",
+        text(MAX_MODEL_NAME_CHARS, min_chars=1),
+        "A catalogue model's name or an alias; echoed as given.",
+    ),
+    honoured(
+        "input",
+        prompts(MAX_INPUTS),
+        "A string, token ids, or up to 2048 of either; none may be empty. Text gets the special "
+        "tokens of the model, token ids are taken as they are. An input over the model's limit is "
+        "refused unless truncate_prompt_tokens cuts it.",
+    ),
+    honoured("encoding_format", encoding_format, "float (the default), or base64 of float32."),
+    honoured(
+        "dimensions",
+        integer(1, MAX_DIMENSIONS),
+        "The model's own number, or fewer of models whose config.json declares that (is_matryoshka "
+        "or matryoshka_dimensions): the leading ones, brought to length 1.",
+    ),
+    honoured(
+        "truncate_prompt_tokens",
+        cut_to,
+        "Extension; an input's tokens beyond so many are left out; -1: those that the model does "
+        "not take.",
+    ),
+    neutral("normalize", only(True, reason="vectors are as the model makes them"), "true"),
+    neutral("add_special_tokens", only(True, reason="the model wants them"), "true"),
+    neutral("priority", only(0, reason="callers take turns by account"), "0"),
+    neutral("request_id", text(512), "A label; kept nowhere."),
+    neutral("user", text(512), "A label; kept nowhere."),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingsRequest:
+    embedding: EmbeddingRequest
+    encoding_format: EncodingFormat
+
+    def body_encoder(self, *, request_id: str, clock: UnixClock) -> EmbeddingsBodyEncoder:
+        """The dialect shows neither: its answers have no id and no time."""
+        return EmbeddingsBodyEncoder(self)
+
+
+def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbeddingsRequest:
+    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
+    read = read_fields(read_json_object(body), FIELDS, required=("model", "input"))
+    return EmbeddingsRequest(
+        embedding=EmbeddingRequest(
+            model=read["model"],
+            input=read["input"],
+            dimensions=read.get("dimensions"),
+            cuts_inputs="truncate_prompt_tokens" in read,
+            max_input_tokens=cut if (cut := read.get("truncate_prompt_tokens", -1)) > 0 else None,
+        ),
+        encoding_format=read.get("encoding_format", "float"),
+    )
+
+
+class EmbeddingsBodyEncoder:
+    def __init__(self, request: EmbeddingsRequest) -> None:
+        self._model = request.embedding.model
+        self._as_base64 = request.encoding_format == "base64"
+        self._num_vectors = 0
+
+    def encode(self, event: Event) -> bytes:
+        return b"".join(self.parts(event))
+
+    def parts(self, event: Event) -> Iterator[bytes]:
+        """Pieces of one vector each: all of them together may take a third of a second, which
+        nobody need wait for at one go."""
+        if not isinstance(event, EmbeddedPart | Embedded):
+            return
+        for vector in event.vectors:
+            head = b",{" if self._num_vectors else b'{"object":"list","data":[{'
+            numbers = self._vector(vector)
+            yield b'%b"object":"embedding","index":%d,"embedding":%b}' % (
+                head,
+                self._num_vectors,
+                numbers,
+            )
+            self._num_vectors += 1
+        if isinstance(event, Embedded):
+            yield self._end(event)
+
+    def _end(self, embedded: Embedded) -> bytes:
+        num_tokens = embedded.usage.prompt_tokens
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        return b'],"model":%b,"usage":%b}' % (orjson.dumps(self._model), orjson.dumps(usage))
+
+    def _vector(self, vector: bytes) -> bytes:
+        """As numbers they are written with the fewest digits that make the same float32."""
+        if self._as_base64:
+            return b'"%b"' % base64.b64encode(vector)
+        return orjson.dumps(np.frombuffer(vector, dtype="<f4"), option=orjson.OPT_SERIALIZE_NUMPY)

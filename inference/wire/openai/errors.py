@@ -1,0 +1,37 @@
+"""How OpenAI's dialects say that something went wrong. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from inference.wire.common.failure_params import OPENAI_NAMES, param_of
+from inference.wire.dialect import WAITING_COMMENT
+from inference.wire.errors import ApiError
+
+KEEP_ALIVE_FRAME = WAITING_COMMENT
+
+
+def error_object(error: ApiError, names: Mapping[str, str] = OPENAI_NAMES) -> dict[str, Any]:
+    """The error envelope, which is also what a stream's error event carries. ``names`` as in
+    ``param_of``."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": param_of(error, names),
+            "code": error.code,
+            **error.extras,
+        }
+    }
+
+
+def error_body(error: ApiError, *, request_id: str) -> bytes:
+    return orjson.dumps(error_object(error))
+
+
+def error_frame(error: ApiError, *, request_id: str) -> bytes:
+    """The last event of a stream that broke: SDKs raise on it and read no further."""
+    return b"data: " + error_body(error, request_id=request_id) + b"\n\n"

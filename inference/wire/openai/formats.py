@@ -1,0 +1,188 @@
+"""What the answer's text must be, in OpenAI's words (``response_format``) and in vLLM's
+(``structured_outputs``, and ``guided_…`` before that). One of them at a time. Pure.
+
+Sources: https://platform.openai.com/docs/guides/structured-outputs,
+https://docs.vllm.ai/en/latest/features/structured_outputs.html.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from inference.protocol.generation import OutputFormat
+from inference.wire.common.fields import (
+    Check,
+    Field,
+    array,
+    flag,
+    honoured,
+    json_schema,
+    neutral,
+    object_of,
+    one_of,
+    only,
+    refused,
+    spelled,
+    table,
+    text,
+)
+from inference.wire.errors import InvalidRequestError, MissingParameterError
+
+MAX_GRAMMAR_CHARS = 32 * 1024
+MAX_CHOICES_OF_ANSWER = 1024
+MAX_CHOICE_CHARS = 4096
+
+_format_name = spelled(
+    re.compile(r"[A-Za-z0-9_-]{1,64}"), "1 to 64 letters, digits, underscores or dashes"
+)
+
+SCHEMA_FIELDS = table(
+    neutral("name", _format_name, "A label."),
+    neutral("description", text(), "A note; the schema itself is enforced."),
+    honoured("schema", json_schema, "A JSON schema; without one, any object."),
+    neutral("strict", flag, "The schema is followed exactly either way."),
+)
+FORMAT_FIELDS = table(
+    honoured("type", one_of("text", "json_object", "json_schema"), "Which format."),
+    honoured(
+        "json_schema", object_of(SCHEMA_FIELDS), "With type json_schema, which needs it or schema."
+    ),
+    honoured("schema", json_schema, "Extension; a JSON schema, with either of the JSON types."),
+)
+_format = object_of(FORMAT_FIELDS, required=("type",))
+
+
+def response_format(value: Any, path: str) -> OutputFormat | None:
+    """``None`` for plain text."""
+    given = _format(value, path)
+    kind, schema_path = given["type"], f"{path}.json_schema"
+    if "json_schema" in given and kind != "json_schema":
+        raise InvalidRequestError(
+            f"'{schema_path}' is only allowed with the type json_schema.", param=schema_path
+        )
+    if "schema" in given:
+        if kind == "text" or "json_schema" in given:
+            raise InvalidRequestError(
+                f"'{path}.schema' is only allowed with a JSON type, and without 'json_schema'.",
+                param=f"{path}.schema",
+            )
+        return OutputFormat(path=f"{path}.schema", schema=given["schema"])
+    if kind == "json_schema" and "json_schema" not in given:
+        raise MissingParameterError(schema_path)
+    if given.get("json_schema") == {}:
+        raise MissingParameterError(f"{schema_path}.name")
+    if "schema" in given.get("json_schema", {}):
+        return OutputFormat(path=f"{schema_path}.schema", schema=given["json_schema"]["schema"])
+    return None if kind == "text" else OutputFormat(path=path)
+
+
+def _schema(value: Any, path: str) -> OutputFormat:
+    """As an object, or as its JSON text."""
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            raise InvalidRequestError(f"'{path}' is not valid JSON.", param=path) from None
+    return OutputFormat(path=path, schema=json_schema(value, path))
+
+
+def _any_object(value: Any, path: str) -> OutputFormat | None:
+    return OutputFormat(path=path) if flag(value, path) else None
+
+
+_grammar_text = text(MAX_GRAMMAR_CHARS, min_chars=1)
+
+
+def _regex(value: Any, path: str) -> OutputFormat:
+    return OutputFormat(path=path, regex=_grammar_text(value, path))
+
+
+def _grammar(value: Any, path: str) -> OutputFormat:
+    return OutputFormat(path=path, grammar=_grammar_text(value, path))
+
+
+_choices = array(text(MAX_CHOICE_CHARS, min_chars=1), MAX_CHOICES_OF_ANSWER, min_items=1)
+
+
+def _choice(value: Any, path: str) -> OutputFormat:
+    return OutputFormat(path=path, choices=_choices(value, path))
+
+
+WAYS: dict[str, tuple[Callable[[Any, str], OutputFormat | None], str]] = {
+    "json": (_schema, "A JSON schema, or its text."),
+    "json_object": (_any_object, "true: any JSON object."),
+    "regex": (_regex, "The whole answer matches it."),
+    "choice": (_choice, "The answer is one of these texts."),
+    "grammar": (_grammar, "The answer follows it; Lark's or GBNF's notation."),
+}
+_ONE_WAY = "there is one way to do it"
+STRUCTURED_FIELDS = table(
+    *(honoured(name, check, note) for name, (check, note) in WAYS.items()),
+    neutral("disable_fallback", flag, "There is nothing to fall back to."),
+    neutral("backend", text(64), "There is one."),
+    neutral("disable_any_whitespace", only(False, reason=_ONE_WAY), "false"),
+    neutral("disable_additional_properties", only(False, reason="say so in the schema"), "false"),
+    refused("whitespace_pattern", _ONE_WAY),
+    refused("structural_tag", "use tools"),
+)
+_structured = object_of(STRUCTURED_FIELDS)
+
+
+def structured_outputs(value: Any, path: str) -> OutputFormat | None:
+    read = _structured(value, path)
+    if not any(name in value for name in WAYS):
+        raise InvalidRequestError(f"'{path}' needs one of {', '.join(WAYS)}.", param=path)
+    return _the_only({f"{path}.{name}": read[name] for name in WAYS if name in read})
+
+
+def _extension(name: str, check: Check, note: str) -> Field:
+    return honoured(name, check, f"Extension; {note[0].lower()}{note[1:]}")
+
+
+OUTPUT_FIELDS: tuple[Field, ...] = (
+    honoured("response_format", response_format, "text, json_object or json_schema."),
+    honoured(
+        "structured_outputs",
+        structured_outputs,
+        f"Extension; one of {', '.join(WAYS)}.",
+    ),
+    *(
+        _extension(f"guided_{name}", check, note)
+        for name, (check, note) in WAYS.items()
+        if name != "json_object"
+    ),
+    neutral("guided_decoding_backend", text(64), "There is one."),
+    refused("guided_whitespace_pattern", _ONE_WAY),
+)
+OUTPUT_NAMES = ("response_format", "structured_outputs", *(f"guided_{name}" for name in WAYS))
+
+
+def output_format(read: dict[str, Any]) -> OutputFormat | None:
+    """``read``: what ``read_fields`` kept of a dialect that has ``OUTPUT_FIELDS``. Raises
+    ``InvalidRequestError`` for two demands on one answer."""
+    return _the_only({name: read[name] for name in OUTPUT_NAMES if name in read})
+
+
+def _the_only(demands: dict[str, OutputFormat | None]) -> OutputFormat | None:
+    made = {name: demand for name, demand in demands.items() if demand is not None}
+    if len(made) > 1:
+        first, second, *_ = made
+        raise InvalidRequestError(
+            f"'{first}' and '{second}' both say what the answer must be; give one of them.",
+            param=second,
+        )
+    return next(iter(made.values()), None)
+
+
+def check_with_tools(output_format: OutputFormat | None, may_call: bool) -> None:
+    """A call is told from a JSON answer by its beginning; from other texts it cannot be. Raises
+    ``InvalidRequestError``."""
+    if output_format is not None and may_call and not output_format.is_json:
+        raise InvalidRequestError(
+            f"'{output_format.path}' is only allowed without tools, or with 'tool_choice' none.",
+            param=output_format.path,
+        )

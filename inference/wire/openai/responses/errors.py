@@ -1,0 +1,36 @@
+"""How the Responses dialect says that something went wrong: OpenAI's envelope, an event of its own.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from inference.wire.common.failure_params import RESPONSES_NAMES, param_of
+from inference.wire.errors import ApiError
+from inference.wire.openai.errors import KEEP_ALIVE_FRAME, error_object
+
+__all__ = ["KEEP_ALIVE_FRAME", "error_body", "error_event", "error_frame", "named_frame"]
+
+
+def error_body(error: ApiError, *, request_id: str) -> bytes:
+    return orjson.dumps(error_object(error, RESPONSES_NAMES))
+
+
+def error_frame(error: ApiError, *, request_id: str) -> bytes:
+    """For a stream in which no event has been sent; an encoder that has begun ends its own."""
+    return named_frame(*error_event(error), sequence_number=0)
+
+
+def error_event(error: ApiError) -> tuple[str, dict[str, Any]]:
+    """Flat, as the reference documents it, and nested, as OpenAI sends it and its SDKs raise it."""
+    said = {"code": error.code, "message": error.message, "param": param_of(error, RESPONSES_NAMES)}
+    return "error", {**said, "error": {"type": error.type, **said, **error.extras}}
+
+
+def named_frame(kind: str, fields: dict[str, Any], sequence_number: int) -> bytes:
+    data = orjson.dumps({"type": kind, **fields, "sequence_number": sequence_number})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)

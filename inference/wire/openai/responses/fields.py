@@ -1,0 +1,116 @@
+"""What a Responses request may say beside its input and tools: the answer's format, what to
+include.
+
+Each check returns what the parser keeps; ``as_object`` is how the response echoes it. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from inference.protocol.generation import OutputFormat
+from inference.wire.common.fields import (
+    Field,
+    array,
+    flag,
+    honoured,
+    json_schema,
+    kind_of,
+    neutral,
+    object_of,
+    one_of,
+    only,
+    read_fields,
+    table,
+    text,
+)
+from inference.wire.errors import UnsupportedParameterError
+
+MAX_FORMAT_NAME_CHARS = 128
+DEFAULT_FORMAT_NAME = "response_schema"
+"""Echoed where a schema came without a name: the API's own objects have one."""
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+INCLUDABLE = (
+    LOGPROBS,
+    ENCRYPTED_REASONING,
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+"""All but the first two ask for parts of items that no answer here has."""
+
+_string = text()
+
+
+@dataclass(frozen=True, slots=True)
+class TextSettings:
+    format: dict[str, Any]
+    output_format: OutputFormat | None
+
+    def as_object(self) -> dict[str, Any]:
+        return {"format": self.format, "verbosity": "medium"}
+
+
+PLAIN_TEXT = TextSettings({"type": "text"}, None)
+
+_format_type = honoured("type", _string, "text, json_object or json_schema.")
+FORMAT_FIELDS: dict[str, dict[str, Field]] = {
+    "text": table(_format_type),
+    "json_object": table(_format_type),
+    "json_schema": table(
+        _format_type,
+        neutral(
+            "name", text(MAX_FORMAT_NAME_CHARS, min_chars=1), "A label; echoed. It may be missing."
+        ),
+        honoured("schema", json_schema, "A JSON schema."),
+        neutral("description", _string, "A note; the schema itself is enforced."),
+        neutral("strict", flag, "The schema is followed exactly either way."),
+    ),
+}
+
+
+def output_text_format(value: Any, path: str) -> TextSettings:
+    kind = kind_of(value, path)
+    if kind not in FORMAT_FIELDS:
+        raise UnsupportedParameterError(f"{path}.type", "text, json_object or json_schema")
+    required = ("schema",) if kind == "json_schema" else ()
+    read = read_fields(value, FORMAT_FIELDS[kind], path=f"{path}.", required=required)
+    if kind == "text":
+        return PLAIN_TEXT
+    if kind == "json_object":
+        return TextSettings({"type": kind}, OutputFormat(path=path))
+    echoed = {"name": DEFAULT_FORMAT_NAME, "description": None, "strict": False, **read}
+    return TextSettings(echoed, OutputFormat(path=f"{path}.schema", schema=read["schema"]))
+
+
+TEXT_FIELDS = table(
+    honoured("format", output_text_format, "text, json_object or json_schema."),
+    neutral("verbosity", only("medium", reason="only medium, the default"), "medium"),
+)
+_text_fields = object_of(TEXT_FIELDS)
+
+
+def text_settings(value: Any, path: str) -> TextSettings:
+    settings: TextSettings = _text_fields(value, path).get("format", PLAIN_TEXT)
+    return settings
+
+
+_includable = one_of(*INCLUDABLE)
+
+
+def include(value: Any, path: str) -> list[str]:
+    """Without what it names twice."""
+    return list(dict.fromkeys(array(_includable)(value, path)))
+
+
+STREAM_OPTIONS = table(
+    honoured(
+        "include_obfuscation", flag, "true: deltas are padded to one size; else they are not."
+    ),
+)
+stream_options = object_of(STREAM_OPTIONS)

@@ -1,0 +1,296 @@
+"""The input items of a Responses request: checked, and as they are listed later.
+
+    "Hi" | [item, …] ─▶ InputItem(object, part) …
+
+A response's output items are input items too: what this server has said it takes back. Pure.
+
+Source: https://platform.openai.com/docs/api-reference/responses/create#responses-create-input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from inference.protocol.generation import ToolCall
+from inference.wire.common.fields import (
+    Field,
+    honoured,
+    neutral,
+    one_of,
+    only,
+    read_fields,
+    shown,
+    table,
+    text,
+    wrong_type,
+)
+from inference.wire.common.turn_parts import PART_SEPARATOR, Called, Returned, Thought
+from inference.wire.errors import (
+    InvalidRequestError,
+    MissingParameterError,
+    UnsupportedParameterError,
+)
+from inference.wire.openai.responses.parts import Content, content
+from inference.wire.openai.responses.reasoning import (
+    carried,
+    encrypted_content,
+    reasoning_parts,
+    summary_parts,
+)
+from inference.wire.openai.responses.tools import shown_name
+from inference.wire.openai.responses.turns import (
+    ROLES,
+    Referred,
+    Said,
+    Summarised,
+    TurnPart,
+)
+
+MAX_ID_CHARS = 256
+MAX_ITEMS = 10_000
+
+_string = text()
+_id_text = text(MAX_ID_CHARS, min_chars=1)
+
+
+@dataclass(frozen=True, slots=True)
+class InputItem:
+    """``object`` is what the API lists; its id is ``None`` until the request has one."""
+
+    object: dict[str, Any]
+    part: TurnPart
+
+
+_type = honoured("type", _string, "message, function_call, function_call_output, reasoning …")
+_id = honoured("id", _id_text, "Kept; made when left out.")
+_call_id = honoured("call_id", _id_text, "Which call.")
+_status = honoured(
+    "status",
+    one_of("completed", "incomplete", "in_progress"),
+    "Listed as given.",
+)
+_caller = neutral(
+    "caller", only({"type": "direct"}, reason="there are no programs"), '{"type": "direct"}'
+)
+
+ITEM_FIELDS: dict[str, dict[str, Field]] = {
+    "message": table(
+        _type,
+        _id,
+        _status,
+        honoured("role", _string, "system, developer, user or assistant."),
+        honoured("content", content, "A string or parts; images only of the user."),
+        neutral(
+            "phase",
+            one_of("commentary", "final_answer"),
+            "A label that changes nothing.",
+        ),
+    ),
+    "function_call": table(
+        _type,
+        _id,
+        _status,
+        _call_id,
+        honoured("name", text(MAX_ID_CHARS, min_chars=1), "The function's name."),
+        honoured("arguments", _string, "JSON text, as the model gave it."),
+        honoured("namespace", text(MAX_ID_CHARS, min_chars=1), "Of the function."),
+        neutral("async", only(False, reason="calls are not asynchronous"), "false"),
+        _caller,
+    ),
+    "function_call_output": table(
+        _type,
+        _id,
+        _status,
+        _call_id,
+        honoured("output", content, "A string, or text and image parts."),
+        neutral("name", text(MAX_ID_CHARS), "The call's id says which function it was."),
+        neutral("namespace", text(MAX_ID_CHARS), "The call's id says which function it was."),
+        _caller,
+    ),
+    "reasoning": table(
+        _type,
+        _id,
+        _status,
+        honoured("content", reasoning_parts, "reasoning_text parts."),
+        honoured("encrypted_content", encrypted_content, "As this server gave it."),
+        honoured("summary", summary_parts, "Read where there is nothing more exact."),
+    ),
+    "compaction": table(
+        _type,
+        _id,
+        honoured("encrypted_content", encrypted_content, "As this server gave it: a summary."),
+        neutral("created_by", text(MAX_ID_CHARS), "A label."),
+    ),
+    "item_reference": table(_type, honoured("id", _id_text, "Of an item of a stored response.")),
+}
+REQUIRED = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+    "compaction": ("encrypted_content",),
+    "item_reference": ("id",),
+}
+
+
+def items(value: Any, path: str) -> list[InputItem]:
+    """A string is one message of the user."""
+    if isinstance(value, str):
+        return [_message({"role": "user", "content": content(value, path)}, path)]
+    if not isinstance(value, list):
+        raise wrong_type(path, "a string or an array of items", value)
+    if not 1 <= len(value) <= MAX_ITEMS:
+        raise InvalidRequestError(
+            f"'{path}' must have from 1 to {MAX_ITEMS} items; it has {len(value)}.", param=path
+        )
+    read = [_item(given, f"{path}[{index}]") for index, given in enumerate(value)]
+    _refuse_doubles(read, path)
+    return read
+
+
+def _item(value: Any, path: str) -> InputItem:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    kind = _kind(value, path)
+    if kind not in ITEM_FIELDS:
+        raise UnsupportedParameterError(f"{path}.type", f"'{shown(kind)}' items are not read")
+    read = read_fields(value, ITEM_FIELDS[kind], path=f"{path}.", required=REQUIRED[kind])
+    match kind:
+        case "message":
+            return _message(read, path)
+        case "function_call":
+            return _call(read)
+        case "function_call_output":
+            output: Content = read["output"]
+            given = {"call_id": read["call_id"], "output": output.as_given}
+            return InputItem(_object(kind, read, given), Returned(read["call_id"], output.parts))
+        case "reasoning":
+            return _reasoning(read)
+        case "compaction":
+            summary: str = read["encrypted_content"]
+            named = {"encrypted_content": carried(summary)}
+            return InputItem(_object(kind, read, named), Summarised(summary))
+    reference = {"type": "item_reference", "id": read["id"]}
+    return InputItem(reference, Referred(read["id"], path))
+
+
+def _kind(value: dict[str, Any], path: str) -> str:
+    """Messages and references may leave their type out."""
+    given = value.get("type")
+    if given is not None:
+        kind: str = _string(given, f"{path}.type")
+        return kind
+    if "role" in value:
+        return "message"
+    if "id" in value:
+        return "item_reference"
+    raise MissingParameterError(f"{path}.type")
+
+
+def _message(read: dict[str, Any], path: str) -> InputItem:
+    role = read["role"]
+    if role not in ROLES:
+        known = ", ".join(ROLES)
+        raise InvalidRequestError(f"'{path}.role' must be one of {known}.", param=f"{path}.role")
+    said: Content = read["content"]
+    if not said.parts and role != "assistant":
+        # Answers without text come back so.
+        raise InvalidRequestError(f"'{path}.content' must not be empty.", param=f"{path}.content")
+    if said.has_images and role != "user":
+        raise UnsupportedParameterError(f"{path}.content", "only the user's messages have images")
+    content_type = "output_text" if role == "assistant" else "input_text"
+    named = {"role": role, "content": said.objects(content_type)}
+    return InputItem(_object("message", read, named), Said(ROLES[role], said.parts))
+
+
+def _call(read: dict[str, Any]) -> InputItem:
+    given = ("call_id", "namespace", "name", "arguments")
+    named: dict[str, Any] = {field: read[field] for field in given if field in read}
+    name = shown_name(read["name"], read.get("namespace"))
+    call = ToolCall(id=read["call_id"], name=name, arguments=read["arguments"])
+    return InputItem(_object("function_call", read, named), Called(call))
+
+
+def _reasoning(read: dict[str, Any]) -> InputItem:
+    """The text itself counts before what carries it, and that before a summary of it."""
+    texts = read.get("content") or [read.get("encrypted_content") or ""]
+    thought = PART_SEPARATOR.join(texts) or PART_SEPARATOR.join(read.get("summary", []))
+    named = {
+        "summary": [{"type": "summary_text", "text": said} for said in read.get("summary", [])],
+        "content": [{"type": "reasoning_text", "text": said} for said in texts if said],
+    }
+    return InputItem(_object("reasoning", read, named), Thought(thought))
+
+
+def _object(kind: str, read: dict[str, Any], named: dict[str, Any]) -> dict[str, Any]:
+    head = {"id": read.get("id"), "type": kind, "status": read.get("status", "completed")}
+    return {**head, **named}
+
+
+def _refuse_doubles(read: Iterable[InputItem], path: str) -> None:
+    seen = set()
+    for index, item in enumerate(read):
+        given = item.object["id"]
+        if given is not None and given in seen:
+            raise InvalidRequestError(
+                f"Two items have the id '{shown(given)}'.", param=f"{path}[{index}].id"
+            )
+        seen.add(given)
+
+
+def check_results(conversation: Sequence[InputItem], num_earlier: int = 0) -> None:
+    """Raises ``InvalidRequestError`` for a result of a call that is not there. ``num_earlier``: how
+    many items come before the request's own."""
+    called: set[str] = set()
+    for index, item in enumerate(conversation):
+        if isinstance(item.part, Called):
+            called.add(item.part.call.id)
+        elif isinstance(item.part, Returned) and item.part.call_id not in called:
+            raise InvalidRequestError(
+                f"No tool call found for function call output with call_id "
+                f"'{shown(item.part.call_id)}'.",
+                param=f"input[{index - num_earlier}].call_id",
+            )
+
+
+def resolved(read: Iterable[InputItem], stored: Mapping[str, InputItem]) -> list[InputItem]:
+    """References replaced by what they stand for. Raises ``InvalidRequestError`` for one that is
+    not there."""
+    found = []
+    for item in read:
+        if isinstance(item.part, Referred):
+            if item.part.id not in stored:
+                raise InvalidRequestError(
+                    f"There is no stored item with the id '{shown(item.part.id)}'. Items are kept "
+                    "only of responses with 'store' true.",
+                    param=item.part.path,
+                )
+            found.append(stored[item.part.id])
+        else:
+            found.append(item)
+    return found
+
+
+def with_ids(read: Iterable[InputItem], request_id: str) -> list[InputItem]:
+    """Items that came without an id get one, in the order of the request."""
+    return [
+        item
+        if item.object["id"] is not None
+        else replace(item, object={**item.object, "id": item_id(item, request_id, index)})
+        for index, item in enumerate(read)
+    ]
+
+
+PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "compaction": "cmp",
+}
+
+
+def item_id(item: InputItem, request_id: str, index: int) -> str:
+    return f"{PREFIXES[item.object['type']]}_{request_id}_i{index}"

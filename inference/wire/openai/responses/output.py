@@ -1,0 +1,241 @@
+"""The output items of a response while they grow: each opens, takes deltas, and is done once.
+
+    item added ─▶ (content part added) ─▶ delta … ─▶ text done ─▶ (part done) ─▶ item done
+
+An item gives the events that say so, without their sequence numbers, and the delta's frame around
+its text, because that is what there are thousands of. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import orjson
+
+from inference.protocol.events import TextLogprob
+from inference.wire.openai.responses.reasoning import carried
+
+LEAST_LOGPROB = -9999.0
+"""What the API says for a token that is as good as impossible; JSON has no infinity."""
+
+Status = Literal["in_progress", "completed", "incomplete"]
+NamedEvent = tuple[str, dict[str, Any]]
+"""The event's type and its fields but for ``type`` and ``sequence_number``."""
+
+
+class OutputItem(Protocol):
+    def opening(self) -> list[NamedEvent]: ...
+    def delta(self, text: str, sequence_number: int) -> bytes:
+        """The frame of a delta that is only text."""
+        ...
+
+    def closing(self, status: Status) -> list[NamedEvent]: ...
+    def as_object(self, status: Status) -> dict[str, Any]: ...
+
+
+class _Deltas:
+    """Frames of one kind of delta, but for the text and the number in them."""
+
+    def __init__(self, kind: str, fields: dict[str, Any]) -> None:
+        head = orjson.dumps({"type": kind, **fields})[:-1]
+        self._head = b"event: " + kind.encode() + b"\ndata: " + head + b',"delta":'
+
+    def frame(self, text: str, sequence_number: int) -> bytes:
+        return b'%b%b,"sequence_number":%d}\n\n' % (
+            self._head,
+            orjson.dumps(text),
+            sequence_number,
+        )
+
+
+class MessageItem:
+    """The answer's text: a message of one part."""
+
+    def __init__(self, item_id: str, output_index: int) -> None:
+        self._id = item_id
+        self._place = {"item_id": item_id, "output_index": output_index, "content_index": 0}
+        self._output_index = output_index
+        self._texts: list[str] = []
+        self._logprobs: list[bytes] = []
+        """As JSON already: there are many of them."""
+        self._all_logprobs = orjson.Fragment(b"[]")
+        """Of the whole answer, once it has ended: four events have them."""
+        self._deltas = _Deltas("response.output_text.delta", {**self._place, "logprobs": []})
+
+    def opening(self) -> list[NamedEvent]:
+        return [
+            _item_added(self._output_index, self.as_object("in_progress")),
+            ("response.content_part.added", {**self._place, "part": self._part()}),
+        ]
+
+    def delta(self, text: str, sequence_number: int) -> bytes:
+        self._texts.append(text)
+        return self._deltas.frame(text, sequence_number)
+
+    def delta_with_logprobs(self, text: str, tokens: list[TextLogprob]) -> NamedEvent:
+        logprobs = [orjson.dumps(_token_object(token)) for token in tokens]
+        self._texts.append(text)
+        self._logprobs += logprobs
+        return (
+            "response.output_text.delta",
+            {**self._place, "delta": text, "logprobs": _json_array(logprobs)},
+        )
+
+    def closing(self, status: Status) -> list[NamedEvent]:
+        self._all_logprobs = _json_array(self._logprobs)
+        part = self._part()
+        done = {**self._place, "text": part["text"], "logprobs": self._all_logprobs}
+        return [
+            ("response.output_text.done", done),
+            ("response.content_part.done", {**self._place, "part": part}),
+            _item_done(self._output_index, self.as_object(status)),
+        ]
+
+    def as_object(self, status: Status) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": [] if status == "in_progress" else [self._part()],
+        }
+
+    def _part(self) -> dict[str, Any]:
+        return {
+            "type": "output_text",
+            "text": "".join(self._texts),
+            "annotations": [],
+            "logprobs": self._all_logprobs,
+        }
+
+
+class ReasoningItem:
+    """One thinking block, shown as it is: as ``content``, or as ``summary`` to clients that asked
+    for one, since they look nowhere else. ``carries``: it also goes as ``encrypted_content``."""
+
+    def __init__(self, item_id: str, output_index: int, *, as_summary: bool, carries: bool) -> None:
+        self._id = item_id
+        self._output_index = output_index
+        self._field = "summary" if as_summary else "content"
+        self._part_type = "summary_text" if as_summary else "reasoning_text"
+        self._text_event = "response.reasoning_" + ("summary_text" if as_summary else "text")
+        self._part_event = (
+            "response." + ("reasoning_summary" if as_summary else "content") + "_part"
+        )
+        self._place = {"item_id": item_id, "output_index": output_index, f"{self._field}_index": 0}
+        self._texts: list[str] = []
+        self._carries = carries
+        self._deltas = _Deltas(f"{self._text_event}.delta", self._place)
+
+    def opening(self) -> list[NamedEvent]:
+        return [
+            _item_added(self._output_index, self.as_object("in_progress")),
+            (f"{self._part_event}.added", {**self._place, "part": self._part()}),
+        ]
+
+    def delta(self, text: str, sequence_number: int) -> bytes:
+        self._texts.append(text)
+        return self._deltas.frame(text, sequence_number)
+
+    def closing(self, status: Status) -> list[NamedEvent]:
+        part = self._part()
+        return [
+            (f"{self._text_event}.done", {**self._place, "text": part["text"]}),
+            (f"{self._part_event}.done", {**self._place, "part": part}),
+            _item_done(self._output_index, self.as_object(status)),
+        ]
+
+    def as_object(self, status: Status) -> dict[str, Any]:
+        item: dict[str, Any] = {
+            "id": self._id,
+            "type": "reasoning",
+            "status": status,
+            "summary": [],
+            "content": [],
+        }
+        if status != "in_progress":
+            item[self._field] = [self._part()]
+        if self._carries:
+            item["encrypted_content"] = carried("".join(self._texts))
+        return item
+
+    def _part(self) -> dict[str, Any]:
+        return {"type": self._part_type, "text": "".join(self._texts)}
+
+
+class CallItem:
+    """A call of one of the client's functions, which may be in a namespace."""
+
+    def __init__(
+        self, item_id: str, output_index: int, *, call_id: str, name: str, namespace: str | None
+    ) -> None:
+        self._id = item_id
+        self._place = {"item_id": item_id, "output_index": output_index}
+        self._output_index = output_index
+        self._call_id = call_id
+        self._name = name
+        self._namespace = {} if namespace is None else {"namespace": namespace}
+        self._fragments: list[str] = []
+        self._deltas = _Deltas("response.function_call_arguments.delta", self._place)
+
+    def opening(self) -> list[NamedEvent]:
+        return [_item_added(self._output_index, self.as_object("in_progress"))]
+
+    def delta(self, text: str, sequence_number: int) -> bytes:
+        self._fragments.append(text)
+        return self._deltas.frame(text, sequence_number)
+
+    def closing(self, status: Status) -> list[NamedEvent]:
+        item = self.as_object(status)
+        done = {**self._place, "name": self._name, "arguments": item["arguments"]}
+        return [
+            ("response.function_call_arguments.done", done),
+            _item_done(self._output_index, item),
+        ]
+
+    def as_object(self, status: Status) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "function_call",
+            "status": status,
+            "call_id": self._call_id,
+            **self._namespace,
+            "name": self._name,
+            "arguments": "".join(self._fragments),
+        }
+
+
+def _item_added(output_index: int, item: dict[str, Any]) -> NamedEvent:
+    return "response.output_item.added", {"output_index": output_index, "item": item}
+
+
+def _item_done(output_index: int, item: dict[str, Any]) -> NamedEvent:
+    return "response.output_item.done", {"output_index": output_index, "item": item}
+
+
+def _json_array(items: list[bytes]) -> orjson.Fragment:
+    return orjson.Fragment(b"[" + b",".join(items) + b"]")
+
+
+def _token_object(token: TextLogprob) -> dict[str, Any]:
+    assert token.logprob is not None, "every output token has one"
+    return {
+        **_candidate(token.token, token.token_bytes, token.logprob),
+        "top_logprobs": [_candidate(*candidate) for candidate in token.top],
+    }
+
+
+def _candidate(token: str, token_bytes: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": token, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(token_bytes)}
+
+
+def without_logprobs(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items as a client may send them back: log probabilities, which say nothing to the model,
+    are JSON already in an answer's own."""
+    return [_item_without_logprobs(item) for item in output]
+
+
+def _item_without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
+    if item["type"] != "message":
+        return item
+    return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}

@@ -1,0 +1,143 @@
+"""The content of a Responses message or function result: a string, or text and image parts.
+Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from inference.wire.common.fields import (
+    Field,
+    honoured,
+    kind_of,
+    neutral,
+    only,
+    read_fields,
+    refused,
+    shown,
+    table,
+    text,
+    wrong_type,
+)
+from inference.wire.common.images import FILE_REASON, ImageFile, detail, image_url
+from inference.wire.common.turn_parts import Part, joined_text
+from inference.wire.errors import UnsupportedParameterError
+
+_string = text()
+_type = honoured("type", _string, "input_text, input_image, output_text or refusal.")
+_text = honoured("text", _string, "The text.")
+
+
+def _ignored_logprobs(value: Any, path: str) -> None:
+    """An answer's own, sent back with it."""
+    if not isinstance(value, list):
+        raise wrong_type(path, "an array", value)
+
+
+_breakpoint = neutral(
+    "prompt_cache_breakpoint",
+    only({"mode": "explicit"}, reason="only mode explicit, without a lifetime"),
+    "Every prefix is cached, marked or not.",
+)
+PART_FIELDS: dict[str, dict[str, Field]] = {
+    "input_text": table(_type, _text, _breakpoint),
+    "input_image": table(
+        _type,
+        honoured(
+            "image_url",
+            image_url,
+            "A data URI; an address only where the operator allows its host.",
+        ),
+        neutral("detail", detail, "auto or high: as large as the model reads images."),
+        refused("file_id", FILE_REASON),
+        _breakpoint,
+    ),
+    "output_text": table(
+        _type,
+        _text,
+        neutral("annotations", only([], reason="annotations are not read"), "[]"),
+        neutral("logprobs", _ignored_logprobs, "Say nothing to the model."),
+    ),
+    "refusal": table(_type, honoured("refusal", _string, "Text like any other.")),
+}
+HELD_IN = {
+    "input_text": "text",
+    "input_image": "image_url",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """``parts`` are texts and images; ``is_string`` when it was given as one string."""
+
+    parts: tuple[Part, ...]
+    is_string: bool
+
+    @property
+    def text(self) -> str:
+        return joined_text(self.parts)
+
+    @property
+    def has_images(self) -> bool:
+        return any(isinstance(part, ImageFile) for part in self.parts)
+
+    @property
+    def as_given(self) -> str | list[dict[str, Any]]:
+        return self.text if self.is_string else self.objects("input_text")
+
+    def objects(self, kind: str) -> list[dict[str, Any]]:
+        """As the API lists parts; those of text are ``input_text`` or ``output_text``."""
+        more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
+        return [
+            _image_object(part)
+            if isinstance(part, ImageFile)
+            else {"type": kind, "text": part, **more}
+            for part in self.parts
+        ]
+
+
+def _image_object(image: ImageFile) -> dict[str, Any]:
+    """With its bytes, wherever they came from: what is stored outlives addresses."""
+    return {"type": "input_image", "image_url": image.data_uri, "detail": "auto"}
+
+
+def content(value: Any, path: str) -> Content:
+    if isinstance(value, str):
+        return Content((value,), is_string=True)
+    if not isinstance(value, list):
+        raise wrong_type(path, "a string or an array of parts", value)
+    parts = [_part(part, f"{path}[{index}]") for index, part in enumerate(value)]
+    return Content(tuple(parts), is_string=False)
+
+
+def _part(part: Any, path: str) -> Part:
+    kind = kind_of(part, path)
+    if kind not in PART_FIELDS:
+        raise UnsupportedParameterError(
+            f"{path}.type", f"'{shown(kind)}' parts are not read, only text and input_image"
+        )
+    name = HELD_IN[kind]
+    read = read_fields(part, PART_FIELDS[kind], path=f"{path}.", required=(name,))
+    held: Part = read[name]
+    return held
+
+
+def typed_texts(kind: str) -> Any:
+    """A check of an array of ``{"type": kind, "text": …}``, to the texts."""
+    fields = table(honoured("type", only(kind, reason=f"only {kind}"), kind), _text)
+
+    def check(value: Any, path: str) -> list[str]:
+        if not isinstance(value, list):
+            raise wrong_type(path, "an array", value)
+        texts = []
+        for index, part in enumerate(value):
+            here = f"{path}[{index}]"
+            if not isinstance(part, dict):
+                raise wrong_type(here, "an object", part)
+            read = read_fields(part, fields, path=f"{here}.", required=("type", "text"))
+            texts.append(str(read["text"]))
+        return texts
+
+    return check

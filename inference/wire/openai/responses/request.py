@@ -1,0 +1,285 @@
+"""OpenAI's Responses dialect: bytes in, one request out; events in, named frames out.
+
+    parse(body) ─▶ ResponsesRequest ─▶ continued(history, references) ─▶ generation
+    stream_encoder, body_encoder                        openai_responses_events
+
+What a request builds on (``previous_response_id``, item references) is stored elsewhere: whoever
+serves it looks that up and calls ``continued``. Pure: ids and times are arguments.
+
+Source: https://platform.openai.com/docs/api-reference/responses/create.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
+from inference.protocol.sampling import SamplingOptions
+from inference.wire.common.fields import (
+    Field,
+    flag,
+    honoured,
+    integer,
+    json_object,
+    neutral,
+    number,
+    object_of,
+    one_of,
+    only,
+    read_fields,
+    read_json_object,
+    refused,
+    table,
+    text,
+)
+from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
+from inference.wire.errors import InvalidRequestError
+from inference.wire.openai import sampling as openai_sampling
+from inference.wire.openai.chat.tools import chosen_tools
+from inference.wire.openai.responses.echo import answer_settings
+from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
+from inference.wire.openai.responses.fields import (
+    FORMAT_FIELDS,
+    LOGPROBS,
+    PLAIN_TEXT,
+    STREAM_OPTIONS,
+    TEXT_FIELDS,
+    include,
+    stream_options,
+    text_settings,
+)
+from inference.wire.openai.responses.input import (
+    ITEM_FIELDS,
+    MAX_ID_CHARS,
+    InputItem,
+    check_results,
+    items,
+    resolved,
+)
+from inference.wire.openai.responses.object import AnswerSettings
+from inference.wire.openai.responses.parts import PART_FIELDS
+from inference.wire.openai.responses.reasoning import REASONING_FIELDS, Reasoning, reasoning
+from inference.wire.openai.responses.tools import (
+    ALLOWED_TOOLS_FIELDS,
+    CHOOSE_FREELY,
+    NAMED_FIELDS,
+    NAMESPACE_FIELDS,
+    NO_TOOLS,
+    TOOL_FIELDS,
+    GivenTools,
+    tool_choice,
+    tools,
+)
+from inference.wire.openai.responses.turns import Referred, chat_messages, earlier_turns
+
+MAX_TOP_LOGPROBS = 20
+
+PROMPT_CACHE_FIELDS = table(neutral("mode", only("implicit", reason="only implicit"), "implicit"))
+
+FIELDS = table(
+    honoured(
+        "model",
+        text(openai_sampling.MAX_MODEL_NAME_CHARS, min_chars=1),
+        "A catalogue model's name or an alias; echoed as given.",
+    ),
+    honoured(
+        "input",
+        items,
+        "A string, or message, function_call, function_call_output, reasoning, compaction and "
+        "item_reference items; text only.",
+    ),
+    honoured("instructions", text(), "A system turn before the others; not carried over."),
+    honoured(
+        "tools", tools, "Functions and namespaces of them; every hosted tool is refused by name."
+    ),
+    honoured("tool_choice", tool_choice, "auto, none, required, a function or allowed_tools."),
+    honoured("parallel_tool_calls", flag, "false: at most one call."),
+    honoured("text", text_settings, "format: text, json_object or json_schema; verbosity medium."),
+    honoured(
+        "reasoning",
+        reasoning,
+        "effort: none and minimal turn thinking off, others on; summary auto or detailed: the "
+        "reasoning itself comes as the summary, else as content.",
+    ),
+    honoured("max_output_tokens", integer(1, openai_sampling.MAX_TOKENS), "At least 1."),
+    honoured("temperature", number(0, 2), "0 to 2; under 0.00001 is greedy."),
+    honoured("top_p", number(0, 1), "0 to 1."),
+    honoured("presence_penalty", number(-2, 2), "Of Open Responses; -2 to 2."),
+    honoured("frequency_penalty", number(-2, 2), "Of Open Responses; -2 to 2."),
+    honoured("top_k", openai_sampling.top_k, "Extension; -1 or 0 is off."),
+    honoured("seed", openai_sampling.seed, "Extension; a 64-bit integer."),
+    honoured("top_logprobs", integer(0, MAX_TOP_LOGPROBS), "0 to 20."),
+    honoured(
+        "include",
+        include,
+        "message.output_text.logprobs and reasoning.encrypted_content; the others ask for parts "
+        "that no answer here has.",
+    ),
+    honoured("metadata", openai_sampling.metadata, "Kept with the response."),
+    honoured("store", flag, "true, the default: the response can be read and built on later."),
+    honoured("previous_response_id", text(MAX_ID_CHARS, min_chars=1), "A stored response."),
+    honoured("background", flag, "Answered at once, worked on without its client; needs store."),
+    honoured("stream", flag, "Server-sent events instead of one body."),
+    honoured("stream_options", stream_options, "include_obfuscation; only with stream."),
+    honoured(
+        "truncation",
+        one_of("auto", "disabled"),
+        "auto: whole turns, the oldest first, are left out where the conversation does not fit; "
+        "truncated.dropped_turns of the response says how many.",
+    ),
+    neutral("max_tool_calls", integer(1, 2**31 - 1), "Counts hosted tools' calls: there are none."),
+    neutral("service_tier", only("auto", "default", reason="only auto or default"), "auto"),
+    neutral("user", text(512), "A label; echoed."),
+    neutral("safety_identifier", text(128), "A label; echoed."),
+    neutral("client_metadata", json_object, "Codex's labels of its session; kept nowhere."),
+    neutral("prompt_cache_key", text(1024), "Prefixes are shared by content; echoed."),
+    neutral("prompt_cache_retention", only("in_memory", reason="only in_memory"), "in_memory"),
+    neutral("prompt_cache_options", object_of(PROMPT_CACHE_FIELDS), "mode implicit"),
+    refused("access_programs", "there are none here"),
+    refused("context_management", "nothing is compacted"),
+    refused("conversation", "use previous_response_id"),
+    refused("image", "images are parts of input"),
+    refused("moderation", "nothing is moderated here"),
+    refused("prompt", "prompts are not stored; send the text itself"),
+)
+NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
+    **{f"{kind} items": fields for kind, fields in ITEM_FIELDS.items()},
+    **{f"{kind} parts": fields for kind, fields in PART_FIELDS.items()},
+    "tools": TOOL_FIELDS,
+    "tools of type namespace": NAMESPACE_FIELDS,
+    "tool_choice of one function": NAMED_FIELDS,
+    "tool_choice of several functions": ALLOWED_TOOLS_FIELDS,
+    "text": TEXT_FIELDS,
+    "text.format of type json_schema": FORMAT_FIELDS["json_schema"],
+    "reasoning": REASONING_FIELDS,
+    "stream_options": STREAM_OPTIONS,
+    "prompt_cache_options": PROMPT_CACHE_FIELDS,
+}
+"""The fields inside, for the documentation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesRequest:
+    """``generation`` is whole once nothing is left of ``references`` and, where the request
+    continues ``previous_response_id``, that history is in it."""
+
+    generation: GenerationRequest
+    stream: bool
+    store: bool
+    background: bool
+    previous_response_id: str | None
+    instructions: str | None
+    items: list[InputItem]
+    may_be_cut: bool
+    settings: AnswerSettings
+
+    @property
+    def references(self) -> list[Referred]:
+        return [item.part for item in self.items if isinstance(item.part, Referred)]
+
+    def continued(
+        self, history: Sequence[InputItem], stored: Mapping[str, InputItem]
+    ) -> ResponsesRequest:
+        """With the turns of ``history`` before its own, and its references replaced by the
+        ``stored`` items of those ids. Raises ``InvalidRequestError`` for one that is not there, and
+        for a result of no call."""
+        own = resolved(self.items, stored)
+        conversation = [*history, *own]
+        check_results(conversation, len(history))
+        messages = _messages(self.instructions, conversation)
+        assert isinstance(self.generation.input, ChatInput), "Responses requests are chats"
+        chat = msgspec.structs.replace(
+            self.generation.input,
+            messages=messages,
+            may_lose=earlier_turns(messages) if self.may_be_cut else [],
+        )
+        generation = msgspec.structs.replace(self.generation, input=chat)
+        return replace(self, items=own, generation=generation)
+
+    def stream_encoder(self, *, request_id: str, clock: UnixClock) -> ResponseStreamEncoder:
+        return ResponseStreamEncoder(self.settings, request_id, clock)
+
+    def body_encoder(self, *, request_id: str, clock: UnixClock) -> ResponseBodyEncoder:
+        return ResponseBodyEncoder(self.settings, request_id, clock)
+
+
+def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ResponsesRequest:
+    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
+    read = read_fields(read_json_object(body), FIELDS, required=("model", "input"))
+    if read.get("background", False) and not read.get("store", True):
+        raise InvalidRequestError("'background' requires 'store'.", param="background")
+    if "stream_options" in read and not read.get("stream", False):
+        raise InvalidRequestError(
+            "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
+        )
+    return request_of(read)
+
+
+def request_of(read: dict[str, Any]) -> ResponsesRequest:
+    """``read``: what the checks of ``FIELDS`` made of a body, ``model`` and ``input`` at least.
+    Raises ``ApiError`` (400)."""
+    store, background = read.get("store", True), read.get("background", False)
+    request = ResponsesRequest(
+        generation=_generation(read),
+        stream=read.get("stream", False),
+        store=store,
+        background=background,
+        previous_response_id=read.get("previous_response_id"),
+        instructions=read.get("instructions"),
+        items=read["input"],
+        may_be_cut=_may_be_cut(read),
+        settings=answer_settings(read, store=store, background=background),
+    )
+    if request.previous_response_id is None and not request.references:
+        check_results(request.items)
+    return request
+
+
+def _generation(read: dict[str, Any]) -> GenerationRequest:
+    wish: Reasoning = read.get("reasoning", Reasoning())
+    given: GivenTools = read.get("tools", NO_TOOLS)
+    offered, choice = chosen_tools(given.functions, read.get("tool_choice", CHOOSE_FREELY).choosing)
+    messages = _messages(read.get("instructions"), read["input"])
+    return GenerationRequest(
+        model=read["model"],
+        input=ChatInput(
+            messages=messages,
+            may_lose=earlier_turns(messages) if _may_be_cut(read) else [],
+            tools=given.described(offered),
+            tool_choice=choice,
+            parallel_tool_calls=read.get("parallel_tool_calls", True),
+            thinking=wish.thinking,
+            reasoning_effort=wish.template_effort,
+            shows_reasoning=True,
+        ),
+        sampling=SamplingOptions(
+            temperature=read.get("temperature"),
+            top_p=read.get("top_p"),
+            top_k=read.get("top_k"),
+            seed=read.get("seed"),
+            presence_penalty=read.get("presence_penalty"),
+            frequency_penalty=read.get("frequency_penalty"),
+            top_logprobs=_top_logprobs(read),
+            max_tokens=read.get("max_output_tokens"),
+        ),
+        output_format=read.get("text", PLAIN_TEXT).output_format,
+    )
+
+
+def _messages(instructions: str | None, said: Sequence[InputItem]) -> list[ChatMessage]:
+    first = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
+    return first + chat_messages(item.part for item in said)
+
+
+def _may_be_cut(read: dict[str, Any]) -> bool:
+    return bool(read.get("truncation", "disabled") == "auto")
+
+
+def _top_logprobs(read: dict[str, Any]) -> int | None:
+    """Asked for by naming them in ``include`` or by a number."""
+    top: int = read.get("top_logprobs", 0)
+    return top if top or LOGPROBS in read.get("include", ()) else None

@@ -1,0 +1,152 @@
+"""Asking for stored responses: what a query may say, and the bodies that answer it. Pure.
+
+Source: https://platform.openai.com/docs/api-reference/responses/get and the pages after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
+
+import orjson
+
+from inference.wire.common.fields import one_of, shown, unknown_field
+from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
+from inference.wire.openai.responses.fields import INCLUDABLE
+
+DEFAULT_ITEMS = 20
+MAX_ITEMS = 100
+
+ReadValue = Callable[[str, str], Any]
+"""(value, name) to what it means, as a ``Check`` of text."""
+
+
+BETA: dict[str, ReadValue] = {"beta": one_of("true")}
+"""The openai SDK's beta client says so after every path. It changes nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemPage:
+    """``after``: the id of the item before the page, in the ``order`` asked for."""
+
+    limit: int = DEFAULT_ITEMS
+    order: str = "desc"
+    after: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retrieval:
+    """``starting_after``: the number of the last event that the client has seen."""
+
+    stream: bool = False
+    starting_after: int | None = None
+
+
+def read_retrieval(query: bytes) -> Retrieval:
+    """Raises ``ApiError``."""
+    read = _read(
+        query,
+        {
+            "include": _include,
+            "stream": _flag,
+            "include_obfuscation": _only_false("these events are not padded"),
+            "starting_after": _number,
+        },
+    )
+    asked = Retrieval(stream=read.get("stream", False), starting_after=read.get("starting_after"))
+    if asked.starting_after is not None and not asked.stream:
+        raise InvalidRequestError(
+            "'starting_after' is only allowed with 'stream' true.", param="starting_after"
+        )
+    return asked
+
+
+def read_item_page(query: bytes) -> ItemPage:
+    """Raises ``ApiError``."""
+    read = _read(
+        query,
+        {"include": _include, "limit": _limit, "order": one_of("asc", "desc"), "after": _text},
+    )
+    read.pop("include", None)
+    return ItemPage(**read)
+
+
+def item_list_body(items: Sequence[dict[str, Any]], page: ItemPage) -> bytes:
+    """One page of a response's input items, which come oldest first. Raises
+    ``InvalidRequestError`` where ``after`` is not one of them."""
+    ordered = list(items) if page.order == "asc" else list(reversed(items))
+    if page.after is not None:
+        ids = [item["id"] for item in ordered]
+        if page.after not in ids:
+            raise InvalidRequestError(
+                f"There is no input item with the id '{shown(page.after)}'.", param="after"
+            )
+        ordered = ordered[ids.index(page.after) + 1 :]
+    shown_items = ordered[: page.limit]
+    return orjson.dumps(
+        {
+            "object": "list",
+            "data": shown_items,
+            "first_id": shown_items[0]["id"] if shown_items else None,
+            "last_id": shown_items[-1]["id"] if shown_items else None,
+            "has_more": len(ordered) > len(shown_items),
+        }
+    )
+
+
+def deleted_body(response_id: str) -> bytes:
+    return orjson.dumps({"id": response_id, "object": "response", "deleted": True})
+
+
+def _read(query: bytes, known: dict[str, ReadValue]) -> dict[str, Any]:
+    """Reads a query. Of a name given twice the last counts, but for ``include``, which is a
+    list."""
+    read = {}
+    known = known | BETA
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    for name, value in pairs:
+        plain = name.removesuffix("[]") if name.startswith("include[") else name
+        if plain not in known:
+            raise unknown_field(name, known)
+        read[plain] = known[plain](value, plain)
+    read.pop("beta", None)
+    return read
+
+
+def _include(value: str, name: str) -> None:
+    """What is stored is shown whole."""
+    one_of(*INCLUDABLE)(value, name)
+
+
+def _text(value: str, _name: str) -> str:
+    return value
+
+
+def _number(value: str, name: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) < 16):
+        raise InvalidRequestError(f"'{name}' must be an integer, 0 or more.", param=name)
+    return int(value)
+
+
+def _flag(value: str, name: str) -> bool:
+    word: str = one_of("true", "false")(value.lower(), name)
+    return word == "true"
+
+
+def _limit(value: str, name: str) -> int:
+    limit = _number(value, name)
+    if not 1 <= limit <= MAX_ITEMS:
+        raise InvalidRequestError(
+            f"'{name}' must be from 1 up to {MAX_ITEMS}; it is {limit}.", param=name
+        )
+    return limit
+
+
+def _only_false(reason: str) -> ReadValue:
+    def read(value: str, name: str) -> None:
+        if value.lower() != "false":
+            raise UnsupportedParameterError(name, reason)
+
+    return read

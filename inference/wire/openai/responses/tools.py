@@ -1,0 +1,221 @@
+"""What a Responses request offers for calling: functions, and namespaces of functions.
+
+    tools ─▶ GivenTools ─▶ the model sees  look_up  and  crm.look_up
+    its call of crm.look_up ─▶ GivenTools.members ─▶ namespace crm, name look_up
+
+Namespaces are how Codex offers MCP servers' tools. Chat templates have no place for them, so the
+model is shown their functions under both names. Pure.
+
+Source: https://platform.openai.com/docs/guides/function-calling#defining-namespaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import msgspec
+
+from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.wire.common.fields import (
+    array,
+    flag,
+    honoured,
+    json_schema,
+    kind_of,
+    neutral,
+    object_of,
+    one_of,
+    only,
+    refused,
+    shown,
+    table,
+    text,
+)
+from inference.wire.common.strict_schemas import is_strict
+from inference.wire.errors import UnsupportedParameterError
+from inference.wire.openai.chat.tools import FREELY, Choosing, refuse_doubles, tool_name
+
+_string = text()
+
+TOOL_FIELDS = table(
+    honoured("type", one_of("function"), "function"),
+    honoured("name", tool_name, "What the model calls it."),
+    honoured("description", _string, "Handed to the chat template."),
+    honoured("parameters", json_schema, "A JSON schema of the arguments."),
+    honoured("strict", flag, "Left out: true where the schema is as narrow as strict ones are."),
+    neutral(
+        "allowed_callers", only(["direct"], reason="only the model itself calls"), '["direct"]'
+    ),
+    neutral("async", only(False, reason="calls are not asynchronous"), "false"),
+    neutral("defer_loading", only(False, reason="every tool is told at once"), "false"),
+    refused("output_schema", "what a function returns is not checked"),
+)
+_function = object_of(TOOL_FIELDS, required=("type", "name"))
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """``functions`` have the names that they have in it."""
+
+    name: str
+    path: str
+    description: str | None
+    functions: list[ToolDefinition]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A namespace's function: what a call of it says, and what the model is told of the
+    namespace."""
+
+    namespace: str
+    name: str
+    namespace_description: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTools:
+    """``functions`` have the names that the model is shown; those of a namespace's are the keys of
+    ``members``. ``as_objects`` is how the response echoes what was given."""
+
+    functions: list[ToolDefinition] = field(default_factory=list)
+    members: Mapping[str, Member] = field(default_factory=dict)
+    as_objects: list[dict[str, Any]] = field(default_factory=list)
+
+    def described(self, offered: Iterable[ToolDefinition]) -> list[ToolDefinition]:
+        """With each namespace's description, which is said once, at the first of its functions."""
+        told: set[str] = set()
+        return [self._described(tool, told) for tool in offered]
+
+    def _described(self, tool: ToolDefinition, told: set[str]) -> ToolDefinition:
+        member = self.members.get(tool.name)
+        if member is None or not member.namespace_description or member.namespace in told:
+            return tool
+        told.add(member.namespace)
+        about = f"All of {member.namespace}: {member.namespace_description}"
+        description = f"{tool.description}\n\n{about}" if tool.description else about
+        return msgspec.structs.replace(tool, description=description)
+
+
+NO_TOOLS = GivenTools()
+
+
+def shown_name(name: str, namespace: str | None) -> str:
+    """What the model calls it. Of two functions that would be shown alike one is refused."""
+    return name if namespace is None else f"{namespace}.{name}"
+
+
+def tools(value: Any, path: str) -> GivenTools:
+    read: list[ToolDefinition | Namespace] = array(_tool)(value, path)
+    functions: list[ToolDefinition] = []
+    members: dict[str, Member] = {}
+    for tool in read:
+        if isinstance(tool, ToolDefinition):
+            functions.append(tool)
+            continue
+        for function in tool.functions:
+            name = shown_name(function.name, tool.name)
+            functions.append(msgspec.structs.replace(function, name=name))
+            members[name] = Member(tool.name, function.name, tool.description)
+    namespaces = [tool for tool in read if isinstance(tool, Namespace)]
+    refuse_doubles(_places(namespaces), "namespaces", path)
+    refuse_doubles(_places(functions), "functions", path)
+    return GivenTools(functions, members, [_tool_object(tool) for tool in read])
+
+
+def _places(tools: Iterable[ToolDefinition | Namespace]) -> Iterable[tuple[str, str]]:
+    return ((tool.name, f"{tool.path}.name") for tool in tools)
+
+
+def _tool(value: Any, path: str) -> ToolDefinition | Namespace:
+    if kind_of(value, path) != "namespace":
+        return _function_tool(value, path)
+    read = _namespace(value, path)
+    return Namespace(read["name"], path, read.get("description"), read["tools"])
+
+
+def _function_tool(value: Any, path: str) -> ToolDefinition:
+    kind = kind_of(value, path)
+    if kind != "function":
+        raise UnsupportedParameterError(
+            f"{path}.type", f"'{shown(kind)}' is not offered here, only functions are"
+        )
+    read = _function(value, path)
+    parameters = read.get("parameters")
+    return ToolDefinition(
+        name=read["name"],
+        path=path,
+        description=read.get("description"),
+        parameters=parameters,
+        strict=read.get("strict", parameters is not None and is_strict(parameters)),
+    )
+
+
+NAMESPACE_FIELDS = table(
+    honoured("type", one_of("namespace"), "namespace"),
+    honoured("name", tool_name, "The model is shown namespace.name."),
+    honoured("description", _string, "Told with the first of its functions."),
+    honoured("tools", array(_function_tool), "Functions."),
+)
+_namespace = object_of(NAMESPACE_FIELDS, required=("type", "name", "tools"))
+
+
+def _tool_object(tool: ToolDefinition | Namespace) -> dict[str, Any]:
+    if isinstance(tool, Namespace):
+        return {
+            "type": "namespace",
+            "name": tool.name,
+            "description": tool.description or "",
+            "tools": [_tool_object(function) for function in tool.functions],
+        }
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+
+
+NAMED_FIELDS = table(
+    honoured("type", only("function", reason="only functions can be chosen"), "function"),
+    honoured("name", _string, "Its name; of a namespace's function, namespace.name."),
+)
+_named_function = object_of(NAMED_FIELDS, required=("type", "name"))
+ALLOWED_TOOLS_FIELDS = table(
+    honoured("type", one_of("allowed_tools"), "allowed_tools"),
+    honoured("mode", one_of("auto", "required"), "auto or required."),
+    honoured("tools", array(_named_function, min_items=1), "Which functions."),
+)
+_allowed_tools = object_of(ALLOWED_TOOLS_FIELDS, required=("mode", "tools"))
+
+
+@dataclass(frozen=True, slots=True)
+class GivenChoice:
+    """``as_object`` is what the client said."""
+
+    choosing: Choosing
+    as_object: Any
+
+
+CHOOSE_FREELY = GivenChoice(FREELY, "auto")
+
+
+def tool_choice(value: Any, path: str) -> GivenChoice:
+    if isinstance(value, str):
+        mode = one_of("auto", "none", "required")(value, path)
+        choice = ToolChoice(mode=cast(Literal["auto", "none", "required"], mode))
+        return GivenChoice(Choosing(choice), value)
+    kind = kind_of(value, path)
+    if kind == "allowed_tools":
+        read = _allowed_tools(value, path)
+        names = [tool["name"] for tool in read["tools"]]
+        return GivenChoice(Choosing(ToolChoice(mode=read["mode"]), names), value)
+    if kind != "function":
+        raise UnsupportedParameterError(
+            f"{path}.type", f"'{shown(kind)}' cannot be chosen, only functions can"
+        )
+    named = ToolChoice(mode="required", name=_named_function(value, path)["name"])
+    return GivenChoice(Choosing(named), value)

@@ -1,0 +1,74 @@
+"""The Responses dialect over a WebSocket: one message in, one request out; events out as messages.
+
+    response.create ─▶ parse_message ─▶ SocketRequest
+    frames of the stream encoder ─▶ messages_of ─▶ a JSON text each
+
+What is transport with HTTP, ``stream`` and ``background``, has one value here. Pure.
+
+Source: https://developers.openai.com/api/docs/guides/websocket-mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import orjson
+
+from inference.wire.common.fields import (
+    flag,
+    honoured,
+    neutral,
+    one_of,
+    only,
+    read_fields,
+    read_json_object,
+    table,
+)
+from inference.wire.errors import ApiError
+from inference.wire.openai.responses.errors import error_event
+from inference.wire.openai.responses.request import FIELDS as RESPONSE_FIELDS
+from inference.wire.openai.responses.request import ResponsesRequest, request_of
+
+CREATE = "response.create"
+_OVER_HTTP = ("stream", "stream_options", "background")
+
+OWN_FIELDS = table(
+    honoured("type", one_of(CREATE), CREATE),
+    honoured("generate", flag, "false: the prompt is computed and cached, and nothing answered."),
+    neutral("stream", only(True, reason="a socket always streams"), "true"),
+    neutral("background", only(False, reason="a response ends with its socket"), "false"),
+)
+FIELDS = table(
+    *OWN_FIELDS.values(),
+    *(field for name, field in RESPONSE_FIELDS.items() if name not in _OVER_HTTP),
+)
+_DATA = b"\ndata: "
+
+
+@dataclass(frozen=True, slots=True)
+class SocketRequest:
+    """``generates``: else it only prepares for those that continue it."""
+
+    response: ResponsesRequest
+    generates: bool
+
+
+def parse_message(message: bytes) -> SocketRequest:
+    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
+    read = read_fields(read_json_object(message), FIELDS, required=("type", "model", "input"))
+    return SocketRequest(request_of({**read, "stream": True}), read.get("generate", True))
+
+
+def messages_of(frames: bytes) -> Iterator[str]:
+    """Server-sent events, whole ones, each as one message."""
+    for frame in frames.split(b"\n\n"):
+        if frame:
+            yield frame.partition(_DATA)[2].decode()
+
+
+def error_message(error: ApiError) -> str:
+    """Ends a request that has no response yet."""
+    kind, fields = error_event(error)
+    said = {"type": kind, "status": error.status, **fields, "sequence_number": 0}
+    return orjson.dumps(said).decode()

@@ -1,0 +1,226 @@
+"""The fields that OpenAI's chat and completions dialects share, and what they become inside.
+
+vLLM's extensions keep vLLM's names. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inference.protocol.sampling import SamplingOptions
+from inference.wire.common.fields import (
+    MAX_TOKEN_ID,
+    Field,
+    array,
+    flag,
+    honoured,
+    integer,
+    neutral,
+    number,
+    object_of,
+    table,
+    text,
+    wrong_type,
+)
+from inference.wire.dialect import RequestContext
+from inference.wire.errors import InvalidRequestError
+from inference.wire.openai.answers import ToldUsage
+
+TIMING_HEADER = "x-helexa-timing"
+TRUE_WORDS = frozenset({"true", "1", "yes"})
+FALSE_WORDS = frozenset({"false", "0", "no"})
+"""``true``: the client wants the engine's own times beside the usage. A header, because servers
+that know nothing of it refuse a field and skip a header."""
+
+MAX_TOKENS = 2**31 - 1
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 64
+"""OpenAI's own limit is 4; autocompletes and evaluation suites send twice as many."""
+MAX_STOP_TOKEN_IDS = 1024
+MAX_PROMPT_LOGPROBS = 20
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 10.0
+"""Scores divided by much less than the least are no numbers any more."""
+MAX_MODEL_NAME_CHARS = 256
+
+token_id = integer(0, MAX_TOKEN_ID)
+seed = integer(-(2**63), 2**63 - 1)
+_bias = number(-100, 100)
+_stop_string = text(min_chars=1)
+_stop_strings = array(_stop_string, MAX_STOP_STRINGS)
+
+
+def stop(value: Any, path: str) -> list[str]:
+    """One string or several."""
+    if isinstance(value, str):
+        return [_stop_string(value, path)]
+    if not isinstance(value, list):
+        raise wrong_type(path, "a string or an array of strings", value)
+    checked: list[str] = _stop_strings(value, path)
+    return checked
+
+
+def logit_bias(value: Any, path: str) -> dict[int, float]:
+    """JSON keys are strings: token ids in decimal."""
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    biases = {}
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID):
+            raise InvalidRequestError(f"'{path}' must have token ids as its keys.", param=path)
+        biases[int(key)] = _bias(bias, f"{path}.{key}")
+    return biases
+
+
+def top_k(value: Any, path: str) -> int:
+    """-1 and 0 both mean off; inside, 0 does."""
+    checked: int = integer(-1, MAX_TOKEN_ID)(value, path)
+    return max(checked, 0)
+
+
+def metadata(value: Any, path: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    if len(value) > 16:
+        raise InvalidRequestError(f"'{path}' may have 16 pairs.", param=path)
+    check_key, check_value = text(64), text(512)
+    return {check_key(key, path): check_value(item, path) for key, item in value.items()}
+
+
+STREAM_OPTION_FIELDS = table(
+    honoured("include_usage", flag, "A usage chunk before [DONE]."),
+    honoured(
+        "continuous_usage_stats",
+        flag,
+        "Extension; with include_usage, the usage so far in every chunk.",
+    ),
+    honoured(
+        "include_obfuscation", flag, "true: chunks are padded to one size; else they are not."
+    ),
+)
+
+SHARED_FIELDS: tuple[Field, ...] = (
+    honoured(
+        "model",
+        text(MAX_MODEL_NAME_CHARS, min_chars=1),
+        "A catalogue model's name or an alias; echoed as given.",
+    ),
+    honoured("stream", flag, "Server-sent events instead of one body."),
+    honoured(
+        "stream_options",
+        object_of(STREAM_OPTION_FIELDS),
+        "include_usage, continuous_usage_stats; only with stream.",
+    ),
+    honoured("stop", stop, f"One string or up to {MAX_STOP_STRINGS}."),
+    honoured("temperature", number(0, 2), "0 to 2; under 0.00001 is greedy."),
+    honoured("top_p", number(0, 1), "0 to 1."),
+    honoured("presence_penalty", number(-2, 2), "-2 to 2."),
+    honoured("frequency_penalty", number(-2, 2), "-2 to 2."),
+    honoured("logit_bias", logit_bias, "Token ids to -100 … 100."),
+    honoured("seed", seed, "A 64-bit integer."),
+    honoured("n", integer(1, MAX_CHOICES), f"Answers to each prompt, up to {MAX_CHOICES}."),
+    honoured("top_k", top_k, "Extension; -1 or 0 is off."),
+    honoured("min_p", number(0, 1), "Extension; 0 to 1."),
+    honoured(
+        "repetition_penalty",
+        number(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+        "Extension; 0.01 to 10; 1 is off.",
+    ),
+    honoured(
+        "min_tokens",
+        integer(0, MAX_TOKENS),
+        "Extension; stops are ignored until then; an answer that is complete by its grammar ends.",
+    ),
+    honoured("ignore_eos", flag, "Extension; go on after the model's end token."),
+    honoured(
+        "stop_token_ids", array(token_id, MAX_STOP_TOKEN_IDS), "Extension; tokens that end it."
+    ),
+    honoured(
+        "return_token_ids",
+        flag,
+        "Extension; prompt_token_ids, and token_ids of each choice, in chunks of their own.",
+    ),
+    honoured(
+        "prompt_logprobs",
+        integer(0, MAX_PROMPT_LOGPROBS),
+        "Extension; 0 to 20: each prompt token's log probability and rank, and as many of the most "
+        "likely tokens' in its place; not with stream.",
+    ),
+    neutral("user", text(512), "A label; kept nowhere."),
+)
+
+SAMPLING_NAMES = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+    "prompt_logprobs",
+)
+
+
+def sampling_options(
+    read: dict[str, Any], *, max_tokens: int | None, top_logprobs: int | None
+) -> SamplingOptions:
+    """``read`` is what ``read_fields`` kept of a dialect that has ``SHARED_FIELDS``."""
+    min_tokens = read.get("min_tokens", 0)
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"'min_tokens' ({min_tokens}) is over the maximum of {max_tokens} tokens.",
+            param="min_tokens",
+        )
+    if "prompt_logprobs" in read and read.get("stream", False):
+        raise InvalidRequestError(
+            "'prompt_logprobs' is only told in a whole answer: leave 'stream' out.",
+            param="prompt_logprobs",
+        )
+    given = {name: read[name] for name in SAMPLING_NAMES if name in read}
+    return SamplingOptions(max_tokens=max_tokens, top_logprobs=top_logprobs, **given)
+
+
+def pads_chunks(read: dict[str, Any]) -> bool:
+    pads: bool = read.get("stream_options", {}).get("include_obfuscation", False)
+    return pads
+
+
+def flag_header(context: RequestContext, name: str) -> bool:
+    """A header's ``true``, ``1`` or ``yes``, in any case; ``false`` where the header is missing.
+    Raises ``InvalidRequestError`` for words that are neither."""
+    word = context.headers.get(name, "false").strip().lower()
+    if word not in TRUE_WORDS | FALSE_WORDS:
+        raise InvalidRequestError(
+            f"The header '{name}' must be true (also 1 or yes) or false (also 0 or no).", param=name
+        )
+    return word in TRUE_WORDS
+
+
+def told_usage(read: dict[str, Any], context: RequestContext) -> ToldUsage:
+    """Stream options without a stream are refused."""
+    options = read.get("stream_options", {})
+    if "stream_options" in read and not read.get("stream", False):
+        raise InvalidRequestError(
+            "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
+        )
+    tells_timing = flag_header(context, TIMING_HEADER)
+    includes_usage = context.always_include_usage or options.get("include_usage", False)
+    if options.get("continuous_usage_stats", False):
+        if not includes_usage:
+            raise InvalidRequestError(
+                "'continuous_usage_stats' is only allowed when 'include_usage' is true.",
+                param="stream_options.continuous_usage_stats",
+            )
+        if tells_timing:
+            raise InvalidRequestError(
+                f"The header '{TIMING_HEADER}' goes with the usage of the last chunk alone.",
+                param="stream_options.continuous_usage_stats",
+            )
+        return ToldUsage.RUNNING
+    if tells_timing:
+        return ToldUsage.TIMED
+    return ToldUsage.LAST if includes_usage else ToldUsage.NEVER

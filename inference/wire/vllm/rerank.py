@@ -1,0 +1,167 @@
+"""Rerank, as Cohere, Jina and vLLM have it: a query and documents in, the documents by relevance
+out.
+
+    parse(body) ─▶ RerankRequest(score, …)      RerankBodyEncoder.encode(event) ─▶ b"" … one body
+
+/v1/rerank and /rerank tell the documents' text unless they are asked not to, as Jina and vLLM do;
+/v2/rerank does not unless it is asked, as Cohere does. Sources: https://docs.cohere.com/reference/rerank,
+https://jina.ai/reranker, vLLM's online serving. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from inference.protocol.events import Embedded, Event
+from inference.protocol.generation import PairsInput, ScoreRequest
+from inference.wire.common.fields import (
+    Check,
+    array,
+    flag,
+    honoured,
+    integer,
+    neutral,
+    only,
+    read_fields,
+    read_json_object,
+    refused,
+    table,
+    text,
+    wrong_type,
+)
+from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
+from inference.wire.errors import InvalidRequestError, MissingParameterError
+
+MAX_DOCUMENTS = 10_000
+MAX_MODEL_NAME_CHARS = 256
+_text = text(min_chars=1)
+
+
+def text_or_object(value: Any, path: str) -> str:
+    """A string, or ``{"text": …}``."""
+    if not isinstance(value, dict):
+        if not isinstance(value, str):
+            raise wrong_type(path, "a string or an object with 'text'", value)
+        checked: str = _text(value, path)
+        return checked
+    if "text" not in value:
+        raise MissingParameterError(f"{path}.text")
+    read = read_fields(value, _DOCUMENT, path=f"{path}.", required=("text",))
+    one: str = read["text"]
+    return one
+
+
+_DOCUMENT = table(
+    honoured("text", _text, "What is compared to the query."),
+    refused("image", "models here read text"),
+    neutral("id", text(), "A label; kept nowhere."),
+)
+_documents: Check = array(text_or_object, MAX_DOCUMENTS, min_items=1)
+MODEL = honoured(
+    "model",
+    text(MAX_MODEL_NAME_CHARS, min_chars=1),
+    "A model that scores pairs, or an embedding model, whose vectors' cosines are the scores.",
+)
+
+FIELDS = table(
+    MODEL,
+    honoured("query", text_or_object, "A text, or an object with `text`."),
+    honoured(
+        "documents",
+        _documents,
+        "Up to 10,000 texts, or objects with `text`; none may be empty. One that does not fit into "
+        "the model beside the query is refused, never cut, unless max_tokens_per_doc says so.",
+    ),
+    honoured("top_n", integer(1, MAX_DOCUMENTS), "Only the best so many are told."),
+    honoured("return_documents", flag, "Whether the documents' texts are told as well."),
+    honoured(
+        "max_tokens_per_doc", integer(1, 2**20), "What a document has beyond that is left out."
+    ),
+    refused("max_chunks_per_doc", "documents are scored whole: use max_tokens_per_doc"),
+    refused("rank_fields", "write into each document what is to be compared"),
+    refused("truncate_prompt_tokens", "nothing is cut: use max_tokens_per_doc"),
+    neutral("truncation", only(False, reason="nothing is cut"), "Nothing is cut."),
+    neutral("return_embeddings", only(False, reason="only scores are told"), "There are none."),
+    neutral("priority", only(0, reason="who pays decides"), "Turns are by account."),
+    neutral("user", text(512), "A label; kept nowhere."),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankRequest:
+    score: ScoreRequest
+    top_n: int | None
+    returns_documents: bool
+    version: int
+    """The version of Cohere's API."""
+
+    def body_encoder(self, *, request_id: str, clock: UnixClock) -> RerankBodyEncoder:
+        """The dialect shows no time."""
+        return RerankBodyEncoder(self, request_id)
+
+
+def parse(body: bytes, _context: RequestContext = NO_CONTEXT, *, version: int = 1) -> RerankRequest:
+    """Raises ``ApiError`` (400)."""
+    read = read_fields(read_json_object(body), FIELDS, required=("model", "query", "documents"))
+    return RerankRequest(
+        score=ScoreRequest(
+            model=read["model"],
+            input=PairsInput(
+                firsts=[read["query"]],
+                seconds=read["documents"],
+                max_second_tokens=read.get("max_tokens_per_doc"),
+            ),
+        ),
+        top_n=read.get("top_n"),
+        returns_documents=read.get("return_documents", version == 1),
+        version=version,
+    )
+
+
+def scores_of(told: Embedded) -> list[float]:
+    """As float32 has them, with the fewest digits."""
+    return [float(str(np.frombuffer(vector, dtype="<f4")[0])) for vector in told.vectors]
+
+
+class RerankBodyEncoder:
+    def __init__(self, request: RerankRequest, request_id: str) -> None:
+        self._request = request
+        self._request_id = request_id
+
+    def encode(self, event: Event) -> bytes:
+        """Encodes the ranking. Of documents that are equally relevant the first one comes first."""
+        if not isinstance(event, Embedded):
+            return b""
+        request, scores = self._request, scores_of(event)
+        order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+        num_tokens = event.usage.prompt_tokens
+        return orjson.dumps(
+            {
+                "id": f"rerank-{self._request_id}",
+                "object": "list",
+                "model": request.score.model,
+                "results": [self._result(index, scores[index]) for index in order[: request.top_n]],
+                "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+                "meta": {
+                    "api_version": {"version": str(request.version)},
+                    "tokens": {"input_tokens": num_tokens, "output_tokens": 0},
+                },
+            }
+        )
+
+    def _result(self, index: int, score: float) -> dict[str, Any]:
+        result: dict[str, Any] = {"index": index, "relevance_score": score}
+        if self._request.returns_documents:
+            result["document"] = {"text": self._request.score.input.seconds[index]}
+        return result
+
+
+def same_number(num_firsts: int, num_seconds: int, param: str) -> None:
+    """Raises ``InvalidRequestError``."""
+    if num_firsts not in (1, num_seconds):
+        message = f"There are {num_firsts} first texts and {num_seconds} second ones."
+        raise InvalidRequestError(message, param=param)

@@ -1,0 +1,325 @@
+"""Anthropic's dialect against its own SDK's types, and whatever way an answer is cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args, get_type_hints
+
+import anthropic.types as sdk
+import anthropic.types.beta as beta
+import orjson
+import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types.beta import message_count_tokens_params as beta_count_params
+from anthropic.types.beta import message_create_params as beta_create_params
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Event,
+    Failure,
+    Finished,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+)
+from inference.protocol.generation import (
+    ChatInput,
+    Submit,
+    TokenCountRequest,
+    decode_inbox_frame,
+    encode_inbox_frame,
+)
+from inference.wire.anthropic import errors as anthropic_errors
+from inference.wire.anthropic import messages as anthropic_messages
+from inference.wire.dialect import NO_CONTEXT
+from inference.wire.errors import ApiError, ModelNotFoundError, RequestFailedError
+from tests.inference.wire.golden_cases import GOLDEN_DIR
+from tests.inference.wire.random_bodies import random_bodies
+
+NESTED = anthropic_messages.NESTED_FIELDS
+MESSAGES = [{"role": "user", "content": "Hi"}]
+BASE: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": MESSAGES}
+MADE: dict[str, Any] = {"request_id": "r", "clock": lambda: 1}
+
+
+def parse(**changes: Any) -> anthropic_messages.MessagesRequest:
+    return anthropic_messages.parse(orjson.dumps({**BASE, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("params", "fields"),
+    [
+        (message_create_params.MessageCreateParamsStreaming, anthropic_messages.FIELDS),
+        (beta_create_params.MessageCreateParamsStreaming, anthropic_messages.FIELDS),
+        (message_count_tokens_params.MessageCountTokensParams, anthropic_messages.COUNT_FIELDS),
+        (beta_count_params.MessageCountTokensParams, anthropic_messages.COUNT_FIELDS),
+        (sdk.ToolParam, NESTED["tools"]),
+        (beta.BetaToolParam, NESTED["tools"]),
+        (sdk.UserMessageParam, NESTED["user messages"]),
+        (sdk.AssistantMessageParam, NESTED["assistant messages"]),
+        (beta.BetaSystemMessageParam, NESTED["system messages"]),
+        (sdk.TextBlockParam, NESTED["text blocks"]),
+        (sdk.ThinkingBlockParam, NESTED["thinking blocks"]),
+        (sdk.RedactedThinkingBlockParam, NESTED["redacted_thinking blocks"]),
+        (sdk.ToolUseBlockParam, NESTED["tool_use blocks"]),
+        (sdk.ToolResultBlockParam, NESTED["tool_result blocks"]),
+        (sdk.ToolReferenceBlockParam, NESTED["tool_reference blocks of a result"]),
+        (sdk.ToolChoiceAnyParam, NESTED["tool_choice any"]),
+        (sdk.ToolChoiceAutoParam, NESTED["tool_choice auto"]),
+        (sdk.ToolChoiceNoneParam, NESTED["tool_choice none"]),
+        (sdk.ToolChoiceToolParam, NESTED["tool_choice tool"]),
+        (sdk.ThinkingConfigAdaptiveParam, NESTED["thinking adaptive"]),
+        (sdk.ThinkingConfigDisabledParam, NESTED["thinking disabled"]),
+        (sdk.ThinkingConfigEnabledParam, NESTED["thinking enabled"]),
+        (beta.BetaOutputConfigParam, NESTED["output_config"]),
+        (sdk.JSONOutputFormatParam, NESTED["output_config.format"]),
+        (beta.BetaContextManagementConfigParam, NESTED["context_management"]),
+        (beta.BetaClearThinking20251015EditParam, NESTED["clear_thinking_20251015"]),
+        (sdk.CacheControlEphemeralParam, NESTED["cache_control"]),
+        (sdk.MetadataParam, NESTED["metadata"]),
+        (sdk.DiagnosticsParam, NESTED["diagnostics"]),
+    ],
+)
+def test_every_field_of_the_sdk_is_in_a_table(params: Any, fields: dict[str, Any]) -> None:
+    assert get_type_hints(params).keys() <= fields.keys()
+
+
+SERVER_TOOLS = [params for params in get_args(sdk.ToolUnionParam) if params is not sdk.ToolParam]
+
+
+@pytest.mark.parametrize("params", SERVER_TOOLS)
+def test_every_tool_of_a_server_is_refused_by_its_type(params: Any) -> None:
+    kinds = get_args(get_type_hints(params)["type"])
+    assert kinds
+    for kind in kinds:
+        with pytest.raises(ApiError, match=kind) as refused:
+            parse(tools=[{"type": kind, "name": "t"}])
+        assert refused.value.param == "tools[0].type"
+
+
+def test_null_is_the_same_as_absent() -> None:
+    fields = [name for name in anthropic_messages.FIELDS if name not in BASE]
+    assert parse(**dict.fromkeys(fields)) == parse()
+
+
+def test_a_count_renders_what_the_message_would() -> None:
+    options: dict[str, Any] = {
+        "system": "Be brief.",
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "any"},
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "low"},
+    }
+    body = orjson.dumps({"model": "m", "messages": MESSAGES, **options})
+    counted = anthropic_messages.parse_count(body)
+    assert counted.input == parse(**options).generation.input
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "stream", "temperature", "stop_sequences"])
+def test_a_count_has_nothing_to_generate(name: str) -> None:
+    body = {"model": "m", "messages": MESSAGES, name: 1}
+    with pytest.raises(ApiError, match=name):
+        anthropic_messages.parse_count(orjson.dumps(body))
+
+
+def test_spoilt_counts_are_counted_or_refused() -> None:
+    seeds = [_countable(path / "request.json") for path in _answered()]
+    num_accepted = 0
+    for body in random_bodies(seeds, 10_000, seed=5):
+        try:
+            request = anthropic_messages.parse_count(body, NO_CONTEXT)
+        except ApiError as error:
+            assert error.status == 400
+        else:
+            assert isinstance(request, TokenCountRequest)
+            num_accepted += 1
+    assert num_accepted > 1000
+
+
+def _answered() -> list[Any]:
+    cases = (GOLDEN_DIR / "anthropic_messages").iterdir()
+    return sorted(path for path in cases if (path / "body.json").exists())
+
+
+def _countable(path: Any) -> dict[str, Any]:
+    body = json.loads(path.read_bytes())
+    return {name: body[name] for name in body if name in anthropic_messages.COUNT_FIELDS}
+
+
+texts = st.text(min_size=1, max_size=20)
+answers = st.lists(
+    st.tuples(st.sampled_from(["text", "thinking", "tool_use"]), texts), min_size=1, max_size=5
+)
+
+
+@st.composite
+def cut(draw: Any, text: str) -> list[str]:
+    ends = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    return [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
+
+
+@st.composite
+def told(draw: Any, parts: list[tuple[str, str]]) -> list[Event]:
+    """``parts`` as events, each cut at will."""
+    events: list[Event] = [Accepted(request_id="r", prompt_tokens=9)]
+    for index, (kind, text) in enumerate(parts):
+        if kind == "text":
+            events += [Delta(request_id="r", text=piece) for piece in draw(cut(text))]
+        elif kind == "thinking":
+            events.append(ReasoningDelta(request_id="r", text="", opens="<think>"))
+            events += [ReasoningDelta(request_id="r", text=piece) for piece in draw(cut(text))]
+            events.append(ReasoningDelta(request_id="r", text="", closes="</think>"))
+        else:
+            arguments = orjson.dumps({"a": text}).decode()
+            events.append(
+                ToolCallStarted(request_id="r", call_id=f"call_{index}", name="f", call_index=index)
+            )
+            events += [
+                ToolCallDelta(request_id="r", arguments=piece, call_index=index)
+                for piece in draw(cut(arguments))
+            ]
+    usage = Usage(prompt_tokens=9, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
+    finished = ChoiceFinished(request_id="r", reason="stop")
+    return [*events, finished, Finished(request_id="r", usage=usage)]
+
+
+@pytest.mark.parametrize("thinking", ["adaptive", "omitted", None])
+@given(data=st.data(), parts=answers)
+def test_streams_and_bodies_say_the_same_however_they_are_cut(
+    thinking: str | None, data: Any, parts: list[tuple[str, str]]
+) -> None:
+    request = parse(**_thinking(thinking))
+    one, other = data.draw(told(parts)), data.draw(told(parts))
+    whole = _body(request, one)
+    assert whole == _body(request, other)
+    assert _folded(request, one) == _folded(request, other) == whole
+
+
+def _thinking(kind: str | None) -> dict[str, Any]:
+    if kind is None:
+        return {}
+    display = {"display": "omitted"} if kind == "omitted" else {}
+    return {"thinking": {"type": "adaptive", **display}}
+
+
+def _body(request: anthropic_messages.MessagesRequest, events: list[Event]) -> Any:
+    encoder = request.body_encoder(**MADE)
+    (body,) = filter(None, map(encoder.encode, events))
+    return json.loads(body)
+
+
+def _folded(request: anthropic_messages.MessagesRequest, events: list[Event]) -> Any:
+    """What a client that follows the documentation makes of the stream."""
+    encoder = request.stream_encoder(**MADE)
+    frames = b"".join(map(encoder.encode, events)).decode().split("\n\n")
+    assert frames.pop() == ""
+    message: dict[str, Any] = {}
+    names = []
+    for frame in frames:
+        head, data = frame.split("\n", 1)
+        said = json.loads(data.removeprefix("data: "))
+        assert head == f"event: {said['type']}"
+        names.append(said["type"])
+        _fold(message, said)
+    assert names[:2] == ["message_start", "ping"]
+    assert names[-2:] == ["message_delta", "message_stop"]
+    assert names.count("content_block_start") == names.count("content_block_stop")
+    for block in message["content"]:
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(block.pop("json"))
+    return message
+
+
+def _fold(message: dict[str, Any], said: dict[str, Any]) -> None:
+    match said["type"]:
+        case "message_start":
+            message.update(said["message"])
+        case "content_block_start":
+            assert said["index"] == len(message["content"])
+            message["content"].append(said["content_block"])
+        case "content_block_delta":
+            block, delta = message["content"][said["index"]], said["delta"]
+            key = {"partial_json": "json"}
+            for name, value in delta.items():
+                if name != "type":
+                    name = key.get(name, name)
+                    block[name] = block.get(name, "") + value
+        case "message_delta":
+            message.update(said["delta"])
+            message["usage"] = said["usage"]
+
+
+def test_thinking_that_was_not_asked_for_is_not_told() -> None:
+    events: list[Event] = [
+        Accepted(request_id="r", prompt_tokens=1),
+        ReasoningDelta(request_id="r", text="secret", opens="<think>", closes="</think>"),
+        Delta(request_id="r", text="open"),
+        ChoiceFinished(request_id="r", reason="stop"),
+        Finished(request_id="r", usage=Usage(prompt_tokens=1, completion_tokens=2)),
+    ]
+    assert _body(parse(), events)["content"] == [{"type": "text", "text": "open"}]
+
+
+def test_equal_thoughts_have_equal_signatures_and_others_others() -> None:
+    def signature(text: str) -> str:
+        events: list[Event] = [
+            ReasoningDelta(request_id="r", text=text, opens="<think>", closes="</think>"),
+            ChoiceFinished(request_id="r", reason="stop"),
+            Finished(request_id="r", usage=Usage(prompt_tokens=1, completion_tokens=2)),
+        ]
+        body = _body(parse(thinking={"type": "adaptive"}), events)
+        signed: str = body["content"][0]["signature"]
+        return signed
+
+    assert signature("a") == signature("a") != signature("b")
+
+
+@given(events=told([("thinking", "hm"), ("text", "Let me see."), ("tool_use", "x")]))
+def test_an_answer_can_be_sent_back_as_it_came(events: list[Event]) -> None:
+    body = _body(parse(thinking={"type": "adaptive"}), events)
+    result = {"type": "tool_result", "tool_use_id": body["content"][-1]["id"], "content": "ok"}
+    history = [
+        *MESSAGES,
+        {"role": "assistant", "content": body["content"]},
+        {"role": "user", "content": [result]},
+    ]
+    chat = parse(messages=history).generation.input
+    assert isinstance(chat, ChatInput)
+    _, answered, told_back = chat.messages
+    assert (answered.reasoning, answered.content) == ("hm", "Let me see.")
+    assert answered.tool_calls[0].arguments == '{"a":"x"}'
+    assert told_back.tool_call_id == answered.tool_calls[0].id
+
+
+@pytest.mark.parametrize(
+    ("code", "type_", "status"),
+    [
+        ("queue_full", "overloaded_error", 503),
+        ("engine_error", "api_error", 500),
+        ("template_render_failed", "invalid_request_error", 422),
+        ("model_not_found", "not_found_error", 404),
+    ],
+)
+def test_errors_have_the_word_for_their_status(code: str, type_: str, status: int) -> None:
+    error = RequestFailedError(Failure(code=code, message="No."))
+    said = json.loads(anthropic_errors.error_body(error, request_id="r"))
+    assert error.status == status
+    assert said["type"] == "error" and said["request_id"] == "r"
+    assert said["error"]["type"] == type_
+    assert said["error"]["details"] == {"error_code": code, "param": None}
+
+
+def test_an_error_frame_is_an_error_event() -> None:
+    frame = anthropic_errors.error_frame(ModelNotFoundError("m"), request_id="r")
+    assert frame.startswith(b"event: error\ndata: {") and frame.endswith(b"}\n\n")
+
+
+def test_a_parsed_count_crosses_to_the_neuron() -> None:
+    request = anthropic_messages.parse_count(orjson.dumps({"model": "m", "messages": MESSAGES}))
+    submit = Submit(request_id="r", gateway_id="g", model="m", request=request, deadline_unix_s=0.0)
+    assert decode_inbox_frame(encode_inbox_frame(submit)) == submit

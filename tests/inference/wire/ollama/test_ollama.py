@@ -1,0 +1,226 @@
+"""Ollama's dialect: a stream's lines add up to the body, and every field of its SDK is declared."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ollama import ChatResponse, GenerateResponse, Options, ResponseError
+from ollama._types import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Message
+
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Event,
+    Failure,
+    Finished,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+)
+from inference.protocol.generation import ChatInput
+from inference.wire.common.fields import Field
+from inference.wire.common.model_card import ModelCard, ModelLocation
+from inference.wire.errors import ApiError, RequestFailedError
+from inference.wire.ollama import chat as ollama_chat
+from inference.wire.ollama import embed as ollama_embed
+from inference.wire.ollama import errors as ollama_errors
+from inference.wire.ollama import generate as ollama_generate
+from inference.wire.ollama import models as ollama_models
+from inference.wire.ollama.fields import OPTION_FIELDS
+from inference.wire.ollama.messages import MESSAGE_FIELDS
+from inference.wire.ollama.models import OfferedModel
+from tests.inference.wire.golden import cases, fold
+
+ASK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "params"),
+    [
+        (ollama_chat.FIELDS, ChatRequest),
+        (ollama_generate.FIELDS, GenerateRequest),
+        (ollama_embed.FIELDS, EmbedRequest),
+        (ollama_embed.OLD_FIELDS, EmbeddingsRequest),
+        (OPTION_FIELDS, Options),
+        (MESSAGE_FIELDS, Message),
+    ],
+)
+def test_every_field_of_the_sdk_is_declared(fields: dict[str, Field], params: Any) -> None:
+    assert set(params.model_fields) <= set(fields)
+
+
+class Clock:
+    """A second later with each look."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+pieces = st.lists(
+    st.tuples(st.sampled_from(["text", "thought", "call"]), st.text("ab\n🙂", max_size=4)),
+    max_size=8,
+)
+
+
+def _events(drawn: list[tuple[str, str]], cut: int) -> list[Event]:
+    """Arguments come in two pieces, cut anywhere."""
+    events: list[Event] = [Accepted(request_id="r", prompt_tokens=1)]
+    num_calls = 0
+    for kind, text in drawn:
+        if kind == "text":
+            events.append(Delta(request_id="r", text=text))
+        elif kind == "thought":
+            events.append(ReasoningDelta(request_id="r", text=text))
+        else:
+            started = {"call_id": f"c{num_calls}", "name": "f", "call_index": num_calls}
+            events.append(ToolCallStarted(request_id="r", **started))
+            arguments = json.dumps({"a": text})
+            for piece in (arguments[:cut], arguments[cut:]):
+                delta = ToolCallDelta(request_id="r", call_index=num_calls, arguments=piece)
+                events.append(delta)
+            num_calls += 1
+    usage = Usage(prompt_tokens=1, completion_tokens=len(drawn))
+    return [
+        *events,
+        ChoiceFinished(request_id="r", reason="stop"),
+        Finished(request_id="r", usage=usage),
+    ]
+
+
+@given(drawn=pieces, cut=st.integers(0, 12))
+def test_lines_add_up_to_the_body(drawn: list[tuple[str, str]], cut: int) -> None:
+    request = ollama_chat.parse(json.dumps(ASK).encode())
+    events = _events(drawn, cut)
+    stream = fold(request.stream_encoder(request_id="r", clock=lambda: 5.0), events)
+    body = json.loads(fold(request.body_encoder(request_id="r", clock=lambda: 5.0), events))
+    *lines, last = [json.loads(line) for line in stream.splitlines()]
+    assert not any(line["done"] for line in lines)
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    for line in lines:
+        message["content"] += line["message"]["content"]
+        if thinking := line["message"].get("thinking"):
+            message["thinking"] = message.get("thinking", "") + thinking
+        if calls := line["message"].get("tool_calls"):
+            message.setdefault("tool_calls", []).extend(calls)
+    assert body["message"] == message
+    assert {**body, "message": last["message"]} == last
+
+
+@pytest.mark.parametrize("case", [one for one in cases() if one.dialect.startswith("ollama")])
+def test_the_sdk_reads_every_answer(case: Any) -> None:
+    if not (case.path / "stream.ndjson").exists():
+        return
+    read = ChatResponse if case.dialect == "ollama_chat" else GenerateResponse
+    for line in (case.path / "stream.ndjson").read_bytes().splitlines():
+        read.model_validate_json(line, strict=False)
+    read.model_validate_json((case.path / "body.json").read_bytes())
+
+
+def test_how_long_each_part_took() -> None:
+    request = ollama_chat.parse(json.dumps(ASK).encode())
+    encoder = request.body_encoder(request_id="r", clock=Clock())  # started at 1001
+    encoder.asked_at(990.0)
+    body = json.loads(fold(encoder, _events([("text", "a"), ("text", "b")], 0)))
+    second = 10**9
+    assert (body["load_duration"], body["prompt_eval_duration"]) == (11 * second, 1 * second)
+    assert body["eval_duration"] == 1 * second
+    assert body["total_duration"] == 13 * second
+
+
+@pytest.mark.parametrize(
+    ("think", "thinking", "effort", "shown"),
+    [
+        (None, None, None, True),
+        (True, True, None, True),
+        (False, False, None, False),
+        ("high", True, "high", True),
+    ],
+)
+def test_thinking(think: Any, thinking: bool | None, effort: str | None, shown: bool) -> None:
+    chat = ollama_chat.parse(json.dumps({**ASK, "think": think}).encode()).generation.input
+    assert isinstance(chat, ChatInput)
+    assert (chat.thinking, chat.reasoning_effort, chat.shows_reasoning) == (
+        thinking,
+        effort,
+        shown,
+    )
+
+
+@pytest.mark.parametrize("value", ["5m", "1h30m", "-1", -1, 300, 0.5, "1.5h", "300"])
+def test_how_long_it_stays_loaded_is_the_operators(value: Any) -> None:
+    ollama_chat.parse(json.dumps({**ASK, "keep_alive": value}).encode())
+
+
+@pytest.mark.parametrize("value", [0, "0", "0s", 0.0, "soon", True, [], ""])
+def test_unloading_is_too(value: Any) -> None:
+    with pytest.raises(ApiError) as refused:
+        ollama_chat.parse(json.dumps({**ASK, "keep_alive": value}).encode())
+    assert refused.value.param == "keep_alive"
+
+
+def test_the_sdk_reads_a_refusal() -> None:
+    failure = Failure(code="context_length_exceeded", message="Too long.", param="max_tokens")
+    body = ollama_errors.error_body(RequestFailedError(failure), request_id="r")
+    assert json.loads(body)["param"] == "options.num_predict"
+    error = ResponseError(body.decode(), 400)
+    assert error.error == "Too long."
+
+
+CARD = ModelCard(
+    id="tiny",
+    created_unix_s=1_700_000_000,
+    description="",
+    aliases=("gpt-4o",),
+    status="ready",
+    locations=(ModelLocation(node="beast", status="loaded", vram_estimate_mb=None),),
+    feasible_on=("beast",),
+    context_tokens=8192,
+    capabilities=("chat", "tool_call", "reasoning"),
+)
+LOADED = OfferedModel(
+    card=CARD,
+    spec_digest="abc",
+    architecture="llama",
+    num_parameters=134_515_008,
+    weight_bytes=10**8,
+)
+
+
+def test_what_a_model_is() -> None:
+    shown = json.loads(ollama_models.show_body(LOADED))
+    assert shown["capabilities"] == ["completion", "tools", "thinking"]
+    assert shown["model_info"]["llama.context_length"] == 8192
+    assert shown["details"]["parameter_size"] == "134.5M"
+    assert ollama_models.parse_show(b'{"name": "tiny:latest"}') == "tiny"
+    with pytest.raises(ApiError, match="model"):
+        ollama_models.parse_show(b"{}")
+
+
+def test_aliases_are_offered_too_and_only_what_is_loaded_runs() -> None:
+    away = OfferedModel(
+        card=ModelCard(
+            id="far",
+            created_unix_s=0,
+            description="",
+            aliases=(),
+            status="unloaded",
+            locations=(),
+            feasible_on=(),
+            context_tokens=None,
+        ),
+        spec_digest="",
+    )
+    tags = json.loads(ollama_models.tags_body([LOADED, away]))["models"]
+    assert [model["name"] for model in tags] == ["tiny", "gpt-4o", "far"]
+    (running,) = json.loads(ollama_models.ps_body([LOADED, away]))["models"]
+    assert (running["name"], running["context_length"]) == ("tiny", 8192)

@@ -1,0 +1,147 @@
+"""What stays of a conversation that is made shorter, and how its summary is read back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_type_hints
+
+import pytest
+from openai.types.responses import ResponseCompactionItem
+from openai.types.responses.response_compact_params import ResponseCompactParams
+
+from inference.protocol.events import FinishReason, Usage
+from inference.protocol.generation import ChatInput
+from inference.wire.errors import ApiError
+from inference.wire.openai.responses import compact as openai_responses_compact
+from inference.wire.openai.responses import request as openai_responses
+from inference.wire.openai.responses.compact import MAX_SUMMARY_TOKENS, SUMMARISE
+from inference.wire.openai.responses.summary import MAX_LAST_CHARS, Summary, settled
+
+CONVERSATION = [
+    {"role": "developer", "content": "Be brief."},
+    {"role": "user", "content": "Weather in Paris?"},
+    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Ask."}], "summary": []},
+    {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "Sunny."},
+    {"role": "assistant", "content": "It is sunny."},
+    {"role": "user", "content": "And in Oslo?"},
+]
+
+
+def parse(**fields: Any) -> openai_responses.ResponsesRequest:
+    return openai_responses_compact.parse(json.dumps({"model": "m", **fields}).encode())
+
+
+def compacted(given: Any, summary: str) -> dict[str, Any]:
+    request = parse(input=given)
+    usage = Usage(prompt_tokens=9, completion_tokens=4)
+    body = openai_responses_compact.body(
+        request.items, Summary(text=summary), usage, request_id="r", created_unix_s=1
+    )
+    read: dict[str, Any] = json.loads(body)
+    return read
+
+
+def messages(request: openai_responses.ResponsesRequest) -> list[tuple[str, str | None]]:
+    assert isinstance(request.generation.input, ChatInput)
+    return [(message.role, message.content) for message in request.generation.input.messages]
+
+
+def test_the_summary_is_asked_for_last() -> None:
+    asking = openai_responses_compact.summary_request(parse(input=CONVERSATION))
+    assert isinstance(asking.input, ChatInput)
+    assert asking.input.messages[-1].content == SUMMARISE
+    assert (asking.input.thinking, asking.input.tools) == (False, [])
+
+
+def test_the_summary_is_bounded_and_sampled_low() -> None:
+    for text, most in (("Hi", 256), ("x" * 2000, 500), ("x" * 10**6, MAX_SUMMARY_TOKENS)):
+        asking = openai_responses_compact.summary_request(parse(input=text))
+        assert asking.sampling.max_tokens == most
+    assert asking.sampling.temperature is not None and asking.sampling.temperature <= 0.3
+    assert asking.ends_at_context, "less is left for it: it may still be enough"
+
+
+USAGE = Usage(prompt_tokens=9, completion_tokens=1024)
+
+
+def test_a_whole_summary_is_the_models_own() -> None:
+    items = parse(input=CONVERSATION).items
+    assert settled(" Sunny. \n", "stop", USAGE, items) == Summary(text="Sunny.")
+
+
+@pytest.mark.parametrize("reason", ["length", "context"])
+def test_a_summary_that_is_cut_off_ends_with_a_sentence_and_the_last_words(
+    reason: FinishReason,
+) -> None:
+    items = parse(input=CONVERSATION).items
+    summary = settled("It is sunny. It is al", reason, USAGE, items)
+    assert summary.status == "cut_off"
+    assert summary.message is not None and "after 1024 tokens" in summary.message
+    first, note, *last = summary.text.split("\n\n")
+    assert (first, note) == ("It is sunny.", f"[{summary.message}]")
+    assert "You called" in last[0] and "It returned" in last[0]
+
+
+def test_a_summary_that_is_missing_is_the_last_words() -> None:
+    items = parse(input=CONVERSATION).items
+    summary = settled(" \n", "stop", USAGE, items)
+    assert (summary.status, "no summary" in summary.text) == ("missing", True)
+    assert "You called" in summary.text
+
+
+def test_last_words_are_bounded_and_the_newest_and_keep_an_earlier_summary() -> None:
+    earlier = compacted(CONVERSATION, "E" * 5000)["output"][-1]
+    turns = [{"role": "assistant", "content": f"{n} " + "x" * 1500} for n in range(9)]
+    items = parse(input=[earlier, *turns]).items
+    text = settled("", "stop", USAGE, items).text
+    assert "E" * 5000 in text
+    assert "8 xxx" in text and "0 xxx" not in text
+    assert len(text) < 5000 + MAX_LAST_CHARS + 200
+
+
+def test_what_the_user_said_stays_and_the_rest_is_one_item() -> None:
+    response = compacted(CONVERSATION, "Paris is sunny.")
+    *said, compaction = response["output"]
+    assert [item["content"][0]["text"] for item in said] == [
+        "Be brief.",
+        "Weather in Paris?",
+        "And in Oslo?",
+    ]
+    ResponseCompactionItem.model_validate(compaction, strict=True)
+    assert len({item["id"] for item in response["output"]}) == 4
+    assert (response["object"], response["created_at"]) == ("response.compaction", 1)
+    assert response["usage"]["total_tokens"] == 13
+
+
+def test_it_goes_on_from_what_came_back() -> None:
+    output = compacted(CONVERSATION, "Paris is ☀, Oslo open.")["output"]
+    body = json.dumps({"model": "m", "input": [*output, {"role": "user", "content": "Go on."}]})
+    assert messages(openai_responses.parse(body.encode())) == [
+        ("system", "Be brief."),
+        ("user", "Weather in Paris?"),
+        ("user", "And in Oslo?"),
+        ("assistant", "The conversation so far, in short:\n\nParis is ☀, Oslo open."),
+        ("user", "Go on."),
+    ]
+    again = compacted(output, "Shorter.")["output"]
+    assert [item["type"] for item in again] == ["message"] * 3 + ["compaction"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "input"),
+        ({"input": "Hi", "model": None}, "model"),
+        ({"input": "Hi", "temperature": 0}, "temperature"),
+        ({"input": [{"type": "compaction", "encrypted_content": "gAAAA"}]}, None),
+    ],
+)
+def test_what_is_refused(fields: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse(**fields)
+    assert refused.value.param == (param or "input[0].encrypted_content")
+
+
+def test_every_field_of_the_sdk_is_declared() -> None:
+    assert set(get_type_hints(ResponseCompactParams)) <= set(openai_responses_compact.FIELDS)

@@ -1,0 +1,170 @@
+"""What is stored can be read back: accepted items parse again, and pages hold every item once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.wire.common.images import ImageReading, images_read
+from inference.wire.dialect import NO_CONTEXT
+from inference.wire.errors import ApiError
+from inference.wire.openai.responses import request as openai_responses
+from inference.wire.openai.responses.input import items, with_ids
+from inference.wire.openai.responses.replay import UNKNOWN_LAST_NUMBER, replay
+from inference.wire.openai.responses.stored import (
+    ItemPage,
+    Retrieval,
+    deleted_body,
+    item_list_body,
+    read_item_page,
+    read_retrieval,
+)
+from inference.wire.openai.responses.turns import Referred
+from tests.inference.wire.golden import cases
+from tests.inference.wire.random_bodies import random_bodies
+
+NUM_BODIES = 5000
+ITEMS = [{"id": f"msg_{number}"} for number in range(7)]
+
+
+def test_what_was_accepted_parses_again() -> None:
+    """Item by item, as it comes back from the store, and to the same turns. Where an image stood
+    in the body is not stored."""
+    paths = [case.path for case in cases() if case.dialect == "openai_responses"]
+    answered = [path for path in paths if not (path / "error.json").exists()]
+    seeds = [json.loads((path / "request.json").read_bytes()) for path in answered]
+    num_accepted = 0
+    for body in random_bodies(seeds, NUM_BODIES, seed=5):
+        try:
+            with images_read(ImageReading(is_stored=True)):
+                request = openai_responses.parse(body, NO_CONTEXT)
+        except ApiError:
+            continue
+        num_accepted += 1
+        for item in with_ids(request.items, "r"):
+            stored = json.loads(json.dumps(item.object))
+            with images_read(ImageReading(is_stored=True)):
+                (again,) = items([stored], "stored")
+            assert again.object == item.object
+            if not isinstance(again.part, Referred):
+                assert again.part == item.part
+    assert num_accepted > NUM_BODIES / 10
+
+
+def test_ids_are_made_where_none_was_given() -> None:
+    given_items: Any = [
+        {"role": "user", "content": "Hi"},
+        {"type": "reasoning"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "1", "id": "mine"},
+        {"type": "function_call_output", "call_id": "c", "output": "1"},
+    ]
+    made = [item.object["id"] for item in with_ids(items(given_items, "input"), "r")]
+    assert made == ["msg_r_i0", "rs_r_i1", "fc_r_i2", "mine", "fco_r_i4"]
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@given(limit=st.integers(1, 9), num_items=st.integers(0, 7))
+def test_pages_hold_every_item_once(order: str, limit: int, num_items: int) -> None:
+    everything = ITEMS[:num_items]
+    after, seen = None, []
+    for _ in range(10):
+        page = json.loads(
+            item_list_body(everything, ItemPage(limit=limit, order=order, after=after))
+        )
+        seen += page["data"]
+        after = page["last_id"]
+        if not page["has_more"]:
+            break
+    assert seen == (everything if order == "asc" else everything[::-1])
+
+
+def test_the_mark_of_a_beta_client_changes_nothing() -> None:
+    read_retrieval(b"beta=true")
+    assert read_item_page(b"beta=true&limit=3") == ItemPage(limit=3)
+    with pytest.raises(ApiError, match="beta"):
+        read_retrieval(b"beta=yes")
+
+
+def test_the_page_asked_for() -> None:
+    assert read_item_page(b"") == ItemPage(limit=20, order="desc", after=None)
+    asked = read_item_page(
+        b"limit=5&order=asc&after=msg%5F1&include%5B%5D=reasoning.encrypted_content"
+    )
+    assert asked == ItemPage(limit=5, order="asc", after="msg_1")
+
+
+@pytest.mark.parametrize("query", [b"", b"stream=false", b"include=file_search_call.results"])
+def test_a_response_as_it_is(query: bytes) -> None:
+    assert read_retrieval(query) == Retrieval()
+
+
+def test_a_response_as_a_stream() -> None:
+    assert read_retrieval(b"stream=true") == Retrieval(stream=True)
+    asked = read_retrieval(b"stream=true&starting_after=7&include_obfuscation=false")
+    assert asked == Retrieval(stream=True, starting_after=7)
+    for wrong in (b"starting_after=7", b"stream=yes", b"stream=true&starting_after=-1"):
+        with pytest.raises(ApiError):
+            read_retrieval(wrong)
+
+
+ENDED = {
+    "id": "resp_1",
+    "status": "completed",
+    "output": [{"id": "msg_1", "type": "message"}, {"id": "fc_1", "type": "function_call"}],
+    "usage": {"total_tokens": 3},
+}
+
+
+def _told(frames: bytes) -> list[dict[str, Any]]:
+    return [json.loads(frame.partition(b"data: ")[2]) for frame in frames.split(b"\n\n")[:-1]]
+
+
+def test_one_that_has_ended_is_told_again() -> None:
+    events = _told(replay(ENDED, None, last_number=50))
+    numbers = [event["sequence_number"] for event in events]
+    assert numbers == [*range(len(events) - 1), 50]
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        *("created", "in_progress"),
+        *("output_item.added", "output_item.done") * 2,
+        "completed",
+    ]
+    assert events[0]["response"] | {"status": "completed"} != ENDED
+    assert (events[0]["response"]["output"], events[-1]["response"]) == ([], ENDED)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [("failed", "response.failed"), ("incomplete", "response.incomplete"), ("cancelled", "error")],
+)
+def test_who_has_seen_some_is_told_the_end(status: str, kind: str) -> None:
+    ended = ENDED | {"status": status}
+    for last_number, number in ((None, 42), (50, 50), (41, 42)):
+        (event,) = _told(replay(ended, 41, last_number=last_number))
+        assert (event["type"], event["sequence_number"]) == (kind, number)
+
+
+def test_an_unknown_last_number_is_replayed_as_one_above_any_seen() -> None:
+    *_, closing = _told(replay(ENDED, None, last_number=None))
+    assert closing["sequence_number"] == UNKNOWN_LAST_NUMBER
+
+
+@given(query=st.binary(max_size=60))
+def test_any_query_is_read_or_refused(query: bytes) -> None:
+    for read in (read_retrieval, read_item_page):
+        try:
+            read(query)
+        except ApiError as error:
+            assert error.status == 400
+
+
+def test_deleted() -> None:
+    assert json.loads(deleted_body("resp_1")) == {
+        "id": "resp_1",
+        "object": "response",
+        "deleted": True,
+    }
