@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks.engine.steps import open_on_cpu
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.models.batch import Batch
-from inference.models.kv_format import NATIVE_FORMATS, KVFormat
+from inference.models.cache.kv_format import NATIVE_FORMATS, KVFormat
 from inference.models.registry import build_fastest_model
 
 DOCS_DIR = Path(__file__).resolve().parents[1] / "docs"

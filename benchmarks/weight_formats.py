@@ -28,7 +28,12 @@ from inference.models.native.packing import (
     PackedLinear,
     pack,
 )
-from inference.models.stored import DenseWeight, GroupedWeight, StoredWeight, SuperBlockWeight
+from inference.models.weights.stored import (
+    DenseWeight,
+    GroupedWeight,
+    StoredWeight,
+    SuperBlockWeight,
+)
 
 CONFIG = ModelConfig(
     architecture="llama",

@@ -46,12 +46,12 @@ BOUNDARIES = (
             (file, "transformers")
             for file in (
                 "inference/models/embedding.py",
-                "inference/models/foreign/attention.py",
-                "inference/models/foreign/hub_module.py",
-                "inference/models/foreign/inspection.py",
-                "inference/models/foreign/learning.py",
-                "inference/models/foreign/own_states.py",
-                "inference/models/foreign/sequence_cache.py",
+                "inference/models/transformers_backend/attention.py",
+                "inference/models/transformers_backend/hub_module.py",
+                "inference/models/transformers_backend/inspection.py",
+                "inference/models/transformers_backend/learning.py",
+                "inference/models/transformers_backend/own_states.py",
+                "inference/models/transformers_backend/sequence_cache.py",
             )
         ),
     ),

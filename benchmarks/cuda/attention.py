@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.cuda.rows import Row, measured, print_rows
-from inference.models.attention import Attention, TorchAttention
 from inference.models.batch import Batch, PrefillSpan
+from inference.models.cache.paged_kv import LayerKV, new_layer
 from inference.models.cuda.timing import device_ms
-from inference.models.paged_kv import LayerKV, new_layer
+from inference.models.layers.attention import Attention, TorchAttention
 
 if TYPE_CHECKING:
     from inference.models.cuda.attention import Tuning

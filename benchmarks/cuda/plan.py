@@ -14,9 +14,9 @@ from typing import Literal, get_args
 from benchmarks.cuda.random_model import ALL_SHAPES
 from benchmarks.cuda.shapes import projection_weights, table_weights
 from inference.loading.quantized_files import BYTES_PER_GROUP
+from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.models.config import ModelConfig
-from inference.models.kv_format import kv_bytes_per_token
-from inference.models.stored import GROUP_FEATURES
+from inference.models.weights.stored import GROUP_FEATURES
 
 Weights = Literal["bf16", "q8", "q4"]
 Measure = Literal["decode", "prefill"]

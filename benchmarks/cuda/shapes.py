@@ -3,8 +3,8 @@ such a model must read or multiply at the least. Imports no torch."""
 
 from __future__ import annotations
 
+from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.models.config import ModelConfig
-from inference.models.kv_format import kv_bytes_per_token
 
 SHAPES = {
     "1.7B": ModelConfig(

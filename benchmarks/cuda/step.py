@@ -21,15 +21,15 @@ from benchmarks.cuda.shapes import (
     weight_shape,
 )
 from inference.models.batch import Batch
+from inference.models.cache.paged_kv import FORMAT_OF
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import accelerate
 from inference.models.cuda.timing import device_ms
 from inference.models.decoder import DecoderModel
 from inference.models.graphed import GraphedDecoder
-from inference.models.linear import LinearFactory
-from inference.models.paged_kv import FORMAT_OF
-from inference.models.stored import DenseWeight, GroupedWeight
-from inference.models.weights import Embedding, Linear
+from inference.models.layers.linear import LinearFactory
+from inference.models.weights.stored import DenseWeight, GroupedWeight
+from inference.models.weights.weight_source import Embedding, Linear
 
 BLOCK_TOKENS = 32
 CONTEXT_TOKENS = 1024

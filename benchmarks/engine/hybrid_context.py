@@ -19,9 +19,9 @@ import torch
 from inference.models.batch import LONE_STATE, NUM_LONE_STATES, Batch
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.decoder import DecoderModel
-from inference.models.delta_config import DeltaConfig
-from inference.models.dense import DenseWeights
 from inference.models.families.registry import family_of
+from inference.models.layers.recurrent.delta_config import DeltaConfig
+from inference.models.weights.dense import DenseWeights
 
 BLOCK_TOKENS = 32
 CONTEXTS = (512, 2048, 8192, 16384, 32768)

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.engine.steps import open_on_cpu
 from inference.models.batch import Batch
-from inference.models.kv_format import NATIVE_FORMATS, KVFormat
+from inference.models.cache.kv_format import NATIVE_FORMATS, KVFormat
 from inference.models.native.model import NativeKV, NativeModel
 from inference.models.registry import build_fastest_model
 

@@ -1,5 +1,5 @@
 """Which block is in use, which holds known content: reference counts, the prefix cache, reuse by
-age. Only integers; the tensors are elsewhere (``inference.models.paged_kv``).
+age. Only integers; the tensors are elsewhere (``inference.models.cache.paged_kv``).
 
     unused ──allocate──▶ in use (references ≥ 1) ──last release──▶ reusable (content is known)
       ▲                    ▲  ▲   │   ▲                                │   │

@@ -25,8 +25,8 @@ from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.to_device import all_on_device
 from inference.models.batch import EMPTY_STATE, LONE_STATE, Batch, PrefillSpan
+from inference.models.cache.paged_kv import PagedKV
 from inference.models.decoder import DecoderModel
-from inference.models.paged_kv import PagedKV
 from inference.models.registry import AnyModel, KVStorage
 
 Ints = npt.NDArray[np.int64]

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig, RopeScaling
-from inference.models.delta_config import DeltaConfig
-from inference.models.experts_config import ExpertsConfig
 from inference.models.families.limits import MOST_LAYERS, MOST_OF_ANYTHING, MOST_POSITIONS
-from inference.models.mamba_config import MambaConfig
-from inference.models.state_config import ShortConvConfig
+from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.recurrent.delta_config import DeltaConfig
+from inference.models.layers.recurrent.mamba_config import MambaConfig
+from inference.models.layers.recurrent.state_config import ShortConvConfig
 from inference.models.vision_config import VisionConfig
 
 LARGEST_NUMBER = 3.4028234e38

@@ -24,7 +24,7 @@ import torch
 
 from inference.loading.errors import BadFileError, MissingTensorError, shape_in_words
 from inference.loading.tensor_files import TensorFiles
-from inference.models.stored import DenseWeight, StoredWeight
+from inference.models.weights.stored import DenseWeight, StoredWeight
 
 MIXTRAL_BLOCK = ".block_sparse_moe."
 MIXTRAL_NAMES = {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}

@@ -27,8 +27,8 @@ from inference.loading.gguf_header import GGUFHeader, TensorInfo
 from inference.models.config import ModelConfig
 from inference.models.families.foreign_gguf import added_by_metadata
 from inference.models.families.gguf_keys import GGUFKeys
-from inference.models.foreign.hub_module import without_weights
-from inference.models.stored import DenseWeight, StoredWeight
+from inference.models.transformers_backend.hub_module import without_weights
+from inference.models.weights.stored import DenseWeight, StoredWeight
 
 
 def read_module_config(header: GGUFHeader, model_type: str) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from gguf.constants import GGMLQuantizationType
 
-from inference.models.stored import TWICE_THE_MXFP4_VALUES as TWICE_MXFP4
-from inference.models.stored import (
+from inference.models.weights.stored import TWICE_THE_MXFP4_VALUES as TWICE_MXFP4
+from inference.models.weights.stored import (
     DenseWeight,
     GroupedWeight,
     StoredWeight,

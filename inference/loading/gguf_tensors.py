@@ -22,7 +22,7 @@ from inference.loading.gguf_quants import Blocks
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, ROPE_FREQUENCIES
 from inference.models.families.registry import family_of
-from inference.models.stored import StoredWeight
+from inference.models.weights.stored import StoredWeight
 
 LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
 MAPPED_AROUND = 2**20

@@ -29,7 +29,7 @@ from inference.loading.errors import (
 )
 from inference.loading.safetensors_tensors import SafetensorsFiles
 from inference.loading.tensor_files import TensorFiles
-from inference.models.stored import (
+from inference.models.weights.stored import (
     GROUP_FEATURES,
     TWICE_THE_MXFP4_VALUES,
     DenseWeight,

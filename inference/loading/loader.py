@@ -58,11 +58,11 @@ from inference.loading.tensor_files import TensorFiles
 from inference.loading.unquantized import Unquantized, open_unquantized
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
-from inference.models.linear import LinearFactory
+from inference.models.layers.linear import LinearFactory
 from inference.models.native.build import find_compiler
 from inference.models.parallel.cuts import rank_cuts
 from inference.models.parallel.shares import RankShare, rank_config
-from inference.models.weights import WeightSource
+from inference.models.weights.weight_source import WeightSource
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
 
 PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
@@ -172,7 +172,9 @@ def _check_tensors(described: _Described) -> None:
     config = check_tower(described.config)
     check_tensors(config, described.files)
     if family_of(config).is_foreign:
-        from inference.models.foreign.hub_module import declared_shapes  # imports transformers
+        from inference.models.transformers_backend.hub_module import (
+            declared_shapes,  # imports transformers
+        )
 
         check_module_tensors(declared_shapes(config), described.files)
 

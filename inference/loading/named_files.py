@@ -19,7 +19,7 @@ from inference.models.config import ModelConfig
 from inference.models.families.family import Family
 from inference.models.families.predictor import PREDICTOR
 from inference.models.families.tower import TOWER
-from inference.models.stored import StoredWeight
+from inference.models.weights.stored import StoredWeight
 
 
 class NamedFiles:

@@ -13,9 +13,9 @@ from inference.loading.progress import OnProgress
 from inference.loading.quantized_files import DENSE_FORMATS
 from inference.loading.tensor_files import TensorFiles
 from inference.models.families.predictor import PREDICTOR_HEAD
-from inference.models.linear import LinearFactory, StackedLinear
-from inference.models.stored import DenseWeight, StoredWeight, stack
-from inference.models.weights import Embedding, Linear
+from inference.models.layers.linear import LinearFactory, StackedLinear
+from inference.models.weights.stored import DenseWeight, StoredWeight, stack
+from inference.models.weights.weight_source import Embedding, Linear
 from inference.protocol.load import LoadProgress, LoadStage
 
 OUTPUT_HEADS = frozenset({"lm_head", PREDICTOR_HEAD})

@@ -22,7 +22,7 @@ from inference.loading.errors import BadFileError, MissingTensorError
 from inference.loading.packed_shapes import check_packed, check_scaled, check_words
 from inference.loading.safetensors_tensors import DTYPE_BYTES, SafetensorsFiles
 from inference.models.families.quantization import Quantization
-from inference.models.stored import DenseWeight, StoredWeight, with_tensors
+from inference.models.weights.stored import DenseWeight, StoredWeight, with_tensors
 
 CODES = (".qweight", ".weight_packed")
 """Endings of what holds a matrix' codes."""

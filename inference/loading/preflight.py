@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inference.loading.errors import DoesNotFitError
-from inference.models.cache_layout import cache_layout
+from inference.models.cache.kv_format import KVFormat, kv_bytes_per_token
+from inference.models.cache.layout import cache_layout
 from inference.models.config import ModelConfig
-from inference.models.kv_format import KVFormat, kv_bytes_per_token
 
 SHORTEST_CONTEXT_TOKENS = 256
 """What must fit beside the weights for the model to be of any use."""

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inference.models.stored import GROUP_FEATURES, GroupedWeight
+from inference.models.weights.stored import GROUP_FEATURES, GroupedWeight
 
 Bits = Literal[4, 5, 6, 8]
 Floats = npt.NDArray[np.float32]

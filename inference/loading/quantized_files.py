@@ -21,12 +21,12 @@ from inference.loading.errors import BadFileError, BadSourceError
 from inference.loading.quantize import Bits, quantize
 from inference.loading.safetensors_tensors import INTEGER_BYTES
 from inference.loading.tensor_files import TensorFiles
+from inference.models.cache.kv_format import FP8_CAPABILITY
 from inference.models.config import ModelConfig
 from inference.models.families.family import MATRIX_ROLES, TABLE_ROLES, Role
 from inference.models.families.registry import family_of
-from inference.models.kernels import fp8_reason, has_fp8
-from inference.models.kv_format import FP8_CAPABILITY
-from inference.models.stored import GROUP_FEATURES, StoredWeight
+from inference.models.layers.kernels import fp8_reason, has_fp8
+from inference.models.weights.stored import GROUP_FEATURES, StoredWeight
 from inference.protocol.load import LoadSpec
 from inference.supervised_threads import SupervisedPool
 

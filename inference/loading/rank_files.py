@@ -16,7 +16,7 @@ from inference.models.config import ModelConfig
 from inference.models.errors import UnsplittableError
 from inference.models.parallel.cuts import Cut, RankCuts, check_groups, input_groups
 from inference.models.parallel.shares import RankShare, rank_share
-from inference.models.stored import (
+from inference.models.weights.stored import (
     GROUP_FEATURES,
     SUPER_BLOCK_FEATURES,
     DenseWeight,

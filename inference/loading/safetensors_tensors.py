@@ -13,7 +13,7 @@ import torch
 
 from inference.loading.errors import BadFileError, MissingTensorError, shape_in_words
 from inference.loading.safetensors_header import check_names_once
-from inference.models.stored import DenseWeight, StoredWeight
+from inference.models.weights.stored import DenseWeight, StoredWeight
 
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 QUANTIZED_BYTES = {"F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}

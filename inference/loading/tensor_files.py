@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from inference.models.stored import StoredWeight
+from inference.models.weights.stored import StoredWeight
 
 
 class TensorFiles(Protocol):

@@ -21,7 +21,7 @@ import torch
 from inference.loading.errors import MissingTensorError
 from inference.loading.safetensors_tensors import SafetensorsFiles
 from inference.loading.tensor_files import TensorFiles
-from inference.models.stored import DenseWeight, StoredWeight
+from inference.models.weights.stored import DenseWeight, StoredWeight
 
 _STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 

@@ -15,8 +15,8 @@ from inference.loading.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.family import MATRIX_ROLES
 from inference.models.families.registry import family_of
-from inference.models.linear import LinearFactory
-from inference.models.weights import WeightSource
+from inference.models.layers.linear import LinearFactory
+from inference.models.weights.weight_source import WeightSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from inference.models.errors import UnsupportedAdapterError
 
 if TYPE_CHECKING:
     from inference.models.batch import Batch
-    from inference.models.weights import Phased
+    from inference.models.weights.weight_source import Phased
 
 
 @dataclass(frozen=True, slots=True)

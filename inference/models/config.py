@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from inference.models.delta_config import DeltaConfig
-from inference.models.experts_config import ExpertsConfig
-from inference.models.mamba_config import MambaConfig
-from inference.models.module_cache import ModuleCache
-from inference.models.state_config import ShortConvConfig, StateShape
+from inference.models.cache.module_cache import ModuleCache
+from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.recurrent.delta_config import DeltaConfig
+from inference.models.layers.recurrent.mamba_config import MambaConfig
+from inference.models.layers.recurrent.state_config import ShortConvConfig, StateShape
 from inference.models.vision_config import KEPT_ROWS_BYTES, VisionConfig
 
 

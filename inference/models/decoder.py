@@ -17,24 +17,24 @@ import torch
 
 from inference.models.adapter import AdapterWeights, TorchAdapter, torch_adapter
 from inference.models.adapter_targets import adaptable_shapes
-from inference.models.attention_mixer import load_attention
 from inference.models.batch import Batch
+from inference.models.cache.kv_format import KVFormat
+from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import MixerKind, MlpKind, ModelConfig
-from inference.models.delta_mixer import load_delta
-from inference.models.experts_loading import load_sparse_mlp
 from inference.models.families.registry import family_of
-from inference.models.kv_format import KVFormat
-from inference.models.mamba_mixer import load_mamba
-from inference.models.mlp import load_dense_mlp
-from inference.models.named_weights import NamedWeights
-from inference.models.norms import NoNorm, Norm, load_norm
-from inference.models.paged_kv import PagedKV
-from inference.models.pointwise import Pointwise
-from inference.models.rope import check_positions
-from inference.models.short_conv import load_short_conv
+from inference.models.layers.attention_mixer import load_attention
+from inference.models.layers.mlp import load_dense_mlp
+from inference.models.layers.norms import NoNorm, Norm, load_norm
+from inference.models.layers.pointwise import Pointwise
+from inference.models.layers.recurrent.delta_mixer import load_delta
+from inference.models.layers.recurrent.mamba_mixer import load_mamba
+from inference.models.layers.recurrent.short_conv import load_short_conv
+from inference.models.layers.rope import check_positions
 from inference.models.step import Operators, Step
 from inference.models.vision.tower import PictureRows, VisionTower
-from inference.models.weights import WeightSource
+from inference.models.weights.experts_loading import load_sparse_mlp
+from inference.models.weights.named_weights import NamedWeights
+from inference.models.weights.weight_source import WeightSource
 
 
 class Mixer(Protocol):

@@ -18,12 +18,12 @@ from typing import Any, Protocol
 import torch
 
 from inference.models.adapter import AdapterWeights, TorchAdapter
-from inference.models.attention import MOST_PARTS
 from inference.models.batch import Batch
+from inference.models.cache.kv_format import KVFormat
+from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
-from inference.models.kv_format import KVFormat
-from inference.models.paged_kv import PagedKV
+from inference.models.layers.attention import MOST_PARTS
 
 logger = logging.getLogger(__name__)
 

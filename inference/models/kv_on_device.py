@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from inference.models.kv_format import KVFormat, choose_kv_format
+from inference.models.cache.kv_format import KVFormat, choose_kv_format
+from inference.models.cache.paged_kv import FORMAT_OF
 from inference.models.native.build import automatic_kv_format
-from inference.models.paged_kv import FORMAT_OF
 
 
 def kv_format_on(

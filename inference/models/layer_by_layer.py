@@ -14,14 +14,14 @@ import torch
 from torch.nn.functional import linear
 
 from inference.models.batch import NUM_LONE_STATES, Batch
+from inference.models.cache.paged_kv import FORMAT_OF, new_layer
+from inference.models.cache.state_storage import new_layer_state
 from inference.models.config import STATE_KINDS, ModelConfig
 from inference.models.decoder import embedded, finished, load_layer
-from inference.models.norms import load_norm
-from inference.models.paged_kv import FORMAT_OF, new_layer
-from inference.models.state_storage import new_layer_state
+from inference.models.layers.norms import load_norm
 from inference.models.step import Operators
-from inference.models.stored import DenseWeight
-from inference.models.weights import WeightSource
+from inference.models.weights.stored import DenseWeight
+from inference.models.weights.weight_source import WeightSource
 
 HEAD_ROWS = 8192
 """How many rows of the output head are multiplied at a time."""

@@ -14,6 +14,8 @@ from __future__ import annotations
 import torch
 
 from inference.models.batch import Batch
+from inference.models.cache.kv_format import kv_bytes_per_block
+from inference.models.cache.paged_kv import PagedKV
 from inference.models.decoder import DecoderModel, Rows, finished, load_layer
 from inference.models.families.predictor import (
     PREDICTOR,
@@ -22,10 +24,8 @@ from inference.models.families.predictor import (
     lone_layer,
     with_layer,
 )
-from inference.models.kv_format import kv_bytes_per_block
-from inference.models.norms import load_norm
-from inference.models.paged_kv import PagedKV
-from inference.models.weights import WeightSource
+from inference.models.layers.norms import load_norm
+from inference.models.weights.weight_source import WeightSource
 
 
 class Predictor:

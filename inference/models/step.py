@@ -11,19 +11,24 @@ from typing import Protocol
 import torch
 
 from inference.models.adapter import StepAdapters
-from inference.models.attention import (
+from inference.models.batch import Batch
+from inference.models.cache.paged_kv import LayerKV
+from inference.models.config import ATTENTION_KINDS, MixerKind, ModelConfig
+from inference.models.layers.attention import (
     Attention,
     DecodeAttention,
     PrefillAttention,
     TorchAttention,
 )
-from inference.models.batch import Batch
-from inference.models.config import ATTENTION_KINDS, MixerKind, ModelConfig
-from inference.models.paged_kv import LayerKV
-from inference.models.pointwise import Pointwise, TorchPointwise
-from inference.models.rope import RopeTable, growth_table, rope_table
-from inference.models.rotation import AttentionWeights, Rotation, RotationFactory, torch_rotation
-from inference.models.weights import Phased
+from inference.models.layers.pointwise import Pointwise, TorchPointwise
+from inference.models.layers.rope import RopeTable, growth_table, rope_table
+from inference.models.layers.rotation import (
+    AttentionWeights,
+    Rotation,
+    RotationFactory,
+    torch_rotation,
+)
+from inference.models.weights.weight_source import Phased
 
 
 class Operators:

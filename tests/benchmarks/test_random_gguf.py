@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.random_gguf import HybridShape, MixtureShape, write
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.families.registry import family_of
-from inference.models.stored import DenseWeight
+from inference.models.weights.stored import DenseWeight
 from inference.protocol.load import LoadSpec
 
 SHAPE = MixtureShape(

@@ -27,7 +27,7 @@ from inference.engine.scheduling.run_ahead import RunAhead
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.speculation.draft_model import DraftModelSpeculator
 from inference.engine.speculation.speculator import DEFAULT_DRAFT_TOKENS, Speculator
-from inference.models.cache_layout import cache_layout
+from inference.models.cache.layout import cache_layout
 from inference.models.graphed import GraphedDecoder
 from inference.models.predictor import Predictor
 from inference.models.registry import AnyModel, tower_of

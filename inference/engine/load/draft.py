@@ -15,9 +15,9 @@ from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress
 from inference.loading.shared_vocabulary import check_shared_vocabulary
-from inference.models.cache_layout import cache_layout
+from inference.models.cache.kv_format import kv_bytes_per_block
+from inference.models.cache.layout import cache_layout
 from inference.models.graphed import GraphedDecoder
-from inference.models.kv_format import kv_bytes_per_block
 from inference.models.registry import AnyModel, build_fastest_model
 from inference.protocol.load import LoadSpec, draft_spec
 

@@ -51,10 +51,10 @@ from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.pip_child import die_with_parent
 from inference.logs.setup import configure_logging
-from inference.models.cache_layout import cache_layout
+from inference.models.cache.kv_format import kv_bytes_per_block
+from inference.models.cache.layout import cache_layout
+from inference.models.cache.paged_kv import PagedKV
 from inference.models.decoder import DecoderModel
-from inference.models.kv_format import kv_bytes_per_block
-from inference.models.paged_kv import PagedKV
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.group import TorchRankGroup, file_store
 from inference.protocol.load import LoadFailure, LoadProgress

@@ -19,7 +19,7 @@ from inference.engine.ranks.ranked_model import RankedModel, meeting
 from inference.engine.serving.watchdog import step_timeout_s
 from inference.loading.errors import BadSourceError, RankFailedError
 from inference.loading.loader import OpenedModel
-from inference.models.kv_format import KVFormat
+from inference.models.cache.kv_format import KVFormat
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.group import TorchRankGroup, file_store
 from inference.models.registry import AnyModel

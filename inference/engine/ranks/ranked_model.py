@@ -25,11 +25,11 @@ from inference.engine.ranks.messages import Built, Measured, NewKV, RankMemory, 
 from inference.engine.ranks.step_frames import step_of
 from inference.models.adapter import AdapterWeights
 from inference.models.batch import Batch
+from inference.models.cache.kv_format import KVFormat
+from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.errors import UnsupportedAdapterError
-from inference.models.kv_format import KVFormat
-from inference.models.paged_kv import PagedKV
 from inference.models.parallel.group import TorchRankGroup, file_store
 from inference.models.vision.tower import VisionTower
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from inference.models.attention import MOST_PARTS, DecodeAttention, PrefillAttention
 from inference.models.batch import Batch
+from inference.models.cache.kv_format import GROUP_FEATURES
+from inference.models.cache.paged_kv import LayerKV
 from inference.models.cuda.attention_kernels import decode_kernel, prefill_kernel, reduce_kernel
-from inference.models.kv_format import GROUP_FEATURES
-from inference.models.paged_kv import LayerKV
+from inference.models.layers.attention import MOST_PARTS, DecodeAttention, PrefillAttention
 
 SMALLEST_DOT = 16
 """Rows and features that ``tl.dot`` takes at least."""

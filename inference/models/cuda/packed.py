@@ -25,7 +25,7 @@ import triton
 from torch.nn.functional import linear, pad
 
 from inference.models.cuda.matmul_kernels import packed_matmul_kernel, unpack_kernel
-from inference.models.stored import PackedWeight, SuperBlockWeight
+from inference.models.weights.stored import PackedWeight, SuperBlockWeight
 
 PARTS = (4, 2, 1)
 """Into how many a row's features may be cut, the best first: each is a warp's."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 
 from inference.models.cuda.timing import captured_ms
-from inference.models.stored import GROUP_FEATURES, PackedWeight, with_tensors
-from inference.models.weights import Linear
+from inference.models.weights.stored import GROUP_FEATURES, PackedWeight, with_tensors
+from inference.models.weights.weight_source import Linear
 
 logger = logging.getLogger(__name__)
 

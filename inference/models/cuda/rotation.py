@@ -7,12 +7,12 @@ import torch
 import triton
 
 from inference.models.batch import Batch
+from inference.models.cache.kv_format import GROUP_FEATURES
+from inference.models.cache.paged_kv import LARGEST_CODE, LayerKV
 from inference.models.config import ModelConfig
 from inference.models.cuda.rotation_kernels import rotate_kernel
-from inference.models.kv_format import GROUP_FEATURES
-from inference.models.paged_kv import LARGEST_CODE, LayerKV
-from inference.models.rope import RopeTable
-from inference.models.rotation import AttentionWeights, RotatedHeads, Rotation
+from inference.models.layers.rope import RopeTable
+from inference.models.layers.rotation import AttentionWeights, RotatedHeads, Rotation
 
 
 def triton_rotation(config: ModelConfig, rope: RopeTable, batch: Batch) -> Rotation:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from inference.models.attention import Attention, TorchAttention
-from inference.models.attention_mixer import AttentionMixer
 from inference.models.batch import Batch
-from inference.models.cache_layout import cache_layout
+from inference.models.cache.kv_format import KVFormat
+from inference.models.cache.layout import cache_layout
+from inference.models.cache.paged_kv import LayerKV, new_layer
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.cuda.capture import CudaCapture
 from inference.models.decoder import DecoderModel
 from inference.models.graphed import GraphedDecoder
-from inference.models.kv_format import KVFormat
-from inference.models.paged_kv import LayerKV, new_layer
-from inference.models.pointwise import Pointwise, TorchPointwise
-from inference.models.rotation import AttentionWeights, RotationFactory, torch_rotation
+from inference.models.layers.attention import Attention, TorchAttention
+from inference.models.layers.attention_mixer import AttentionMixer
+from inference.models.layers.pointwise import Pointwise, TorchPointwise
+from inference.models.layers.rotation import AttentionWeights, RotationFactory, torch_rotation
 
 if TYPE_CHECKING:
     from inference.models.cuda.attention import TritonAttention

@@ -1,5 +1,5 @@
 """Decoders that transformers has and no family here: run as its own modules behind our paged
-attention. See ``inference.models.foreign``.
+attention. See ``inference.models.transformers_backend``.
 
 Which of them run is a list, not a guess: each was held against transformers' own answers. What
 memory they take is read from config.json, and the module is held against it before weights are.
@@ -120,6 +120,6 @@ FOREIGN = Family(
     hub_name=hub_name,
     left_out=LEFT_OUT,
     is_foreign=True,
-    learns="inference.models.foreign.model:checked_config",
-    builder="inference.models.foreign.model:ForeignModel",
+    learns="inference.models.transformers_backend.model:checked_config",
+    builder="inference.models.transformers_backend.model:ForeignModel",
 )

@@ -1,6 +1,6 @@
 """Decoders that transformers has and no family here, and whose layers do not all attend through
 transformers' attention interface: run as its own modules, with transformers' own cache over our
-blocks and state slots. See ``inference.models.foreign.cached_model``.
+blocks and state slots. See ``inference.models.transformers_backend.cached_model``.
 
 What such a cache keeps is not in config.json: it is learnt from the module, without its weights,
 before they are read.
@@ -72,6 +72,6 @@ CACHED = Family(
     hub_name=hub_name,
     left_out={**LEFT_OUT, "model.visual.": "pictures"},
     is_foreign=True,
-    learns="inference.models.foreign.learning:learnt_config",
-    builder="inference.models.foreign.cached_model:CachedModel",
+    learns="inference.models.transformers_backend.learning:learnt_config",
+    builder="inference.models.transformers_backend.cached_model:CachedModel",
 )

@@ -10,7 +10,6 @@ from typing import Any
 
 from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig
-from inference.models.experts_config import ExpertsConfig
 from inference.models.families.decoder_tensors import (
     ATTENTION_NAMES,
     DECODER,
@@ -31,6 +30,7 @@ from inference.models.families.hub_config import (
     repeated,
 )
 from inference.models.families.mixture import EXPERT_NAMES, experts_of, sparse_tensors
+from inference.models.layers.experts_config import ExpertsConfig
 
 ROUTING: dict[str, Any] = {
     "scoring": "softmax_of_chosen",

@@ -14,7 +14,6 @@ from typing import Any
 
 from inference.loading.errors import BadFileError
 from inference.models.config import MixerKind, MlpKind, ModelConfig
-from inference.models.experts_config import ExpertsConfig
 from inference.models.families.decoder_tensors import (
     ATTENTION_NAMES,
     DECODER,
@@ -38,6 +37,7 @@ from inference.models.families.mamba import (
     read_mamba_gguf,
 )
 from inference.models.families.mixture import EXPERT_NAMES, experts_of, gguf_mixture
+from inference.models.layers.experts_config import ExpertsConfig
 
 GRANITE_NAMES = LayerNames(
     gate_up=("mlp.shared_expert.input_linear",), down="mlp.shared_expert.output_linear"

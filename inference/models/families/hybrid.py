@@ -9,7 +9,6 @@ from typing import Any
 
 from inference.loading.errors import BadFileError
 from inference.models.config import MixerKind, ModelConfig
-from inference.models.delta_config import DeltaConfig, DeltaNames
 from inference.models.families.decoder_tensors import (
     ATTENTION_NAMES,
     MODEL_NAMES,
@@ -27,7 +26,8 @@ from inference.models.families.mixture import (
     mlps_of,
 )
 from inference.models.families.predictor import predictor_tensors
-from inference.models.state_config import NEGATIVE_RATE
+from inference.models.layers.recurrent.delta_config import DeltaConfig, DeltaNames
+from inference.models.layers.recurrent.state_config import NEGATIVE_RATE
 
 DEFAULT_INTERVAL = 4
 """Every fourth layer is attention, where nothing else is said."""

@@ -31,7 +31,7 @@ from inference.models.families.mixture import (
     gguf_mixture,
     mixture_tensors,
 )
-from inference.models.state_config import ShortConvConfig
+from inference.models.layers.recurrent.state_config import ShortConvConfig
 
 KINDS: dict[str, MixerKind] = {"conv": "conv", "full_attention": "attention"}
 DEFAULT_THETA = 1_000_000.0

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from inference.loading.errors import BadFileError
 from inference.models.config import MixerKind, MlpKind, ModelConfig
-from inference.models.experts_config import ExpertsConfig
 from inference.models.families.decoder_tensors import (
     DECODER,
     attention_tensors,
@@ -25,7 +24,8 @@ from inference.models.families.hub_config import (
 from inference.models.families.layer_names import LayerNames
 from inference.models.families.mamba import mamba_tensors, step_limit
 from inference.models.families.mixture import experts_of, groups_of, sparse_tensors
-from inference.models.mamba_config import MambaConfig
+from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.recurrent.mamba_config import MambaConfig
 
 NAMES = LayerNames(
     input_norm="norm",

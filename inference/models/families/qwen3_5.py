@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from inference.models.config import ModelConfig
-from inference.models.delta_config import DeltaNames
 from inference.models.families.decoder_tensors import DECODER, MLP_NAMES
 from inference.models.families.family import Family, TensorRole
 from inference.models.families.gguf_keys import GGUFKeys, check_no_experts, read_decoder_gguf
@@ -27,6 +26,7 @@ from inference.models.families.hybrid import (
 )
 from inference.models.families.predictor import mtp_name
 from inference.models.families.tower import TOWER, VISION, read_vision, tower_tensors
+from inference.models.layers.recurrent.delta_config import DeltaNames
 
 LEFT_OUT = {TOWER: VISION, "mtp.": "multi-token prediction"}
 NESTED = "model.language_model."

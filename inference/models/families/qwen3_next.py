@@ -4,7 +4,6 @@ projections go from key head to key head."""
 from __future__ import annotations
 
 from inference.models.config import ModelConfig
-from inference.models.delta_config import DeltaNames
 from inference.models.families.decoder_tensors import DECODER, MLP_NAMES
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
@@ -18,6 +17,7 @@ from inference.models.families.hybrid import (
     sparse_fields,
 )
 from inference.models.families.predictor import mtp_name
+from inference.models.layers.recurrent.delta_config import DeltaNames
 
 GROUPED = DeltaNames(qkvz=("in_proj_qkvz",), ba=("in_proj_ba",))
 PLAIN_QKVZ = DeltaNames(ba=("in_proj_ba",))

@@ -46,7 +46,8 @@ trains as `all-linear` that leaves out a mixture's shared expert and a tower
 kept on disk for every family but hybrids (`tests/inference/engine/test_prefix_disk.py`). Models of
 every family sleep, on both paths (`tests/inference/engine/load/test_sleeper.py`), hybrids
 (`families/test_hybrid.py::test_a_load`) and transformers' own modules too
-(`foreign/test_foreign.py::test_a_whole_load`), which take no adapters; embedding models do not.
+(`transformers_backend/test_foreign.py::test_a_whole_load`), which take no adapters; embedding
+models do not.
 
 Drafts (speculation) are verified for every family, hybrids too, with adapters and behind pictures
 (`tests/inference/engine/speculation/`). A draft model has attention layers only, and makes drafts
@@ -75,9 +76,9 @@ saves no memory. The load report names tensors that the module has no place for.
 beside a model's weights is never run.
 
 Which of them run is tested against transformers' own answers
-(`tests/inference/models/foreign/test_sweep.py`, `test_cached_sweep.py`). The others are refused by
-name, with the reason, and so is rotary scaling that follows the longest sequence of a batch
-(`dynamic`, `longrope`).
+(`tests/inference/models/transformers_backend/test_sweep.py`, `test_cached_sweep.py`). The others
+are refused by name, with the reason, and so is rotary scaling that follows the longest sequence of
+a batch (`dynamic`, `longrope`).
 
 **Behind paged attention**: every layer attends once through transformers' attention interface,
 causally or within a window. All rows of a step are computed together.

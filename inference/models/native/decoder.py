@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from inference.models.cache.kv_format import KVFormat
 from inference.models.config import Activation, ModelConfig, NormKind
-from inference.models.kv_format import KVFormat
 from inference.models.native.adapters import NativeAdapter, adapter_pointers
 from inference.models.native.checked_weights import WeightCheck
 from inference.models.native.layers import NativeLayer, NativeNorm, layer_structs, norm_struct

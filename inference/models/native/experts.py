@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from inference.models.config import ModelConfig
-from inference.models.experts_config import ExpertsConfig
-from inference.models.experts_loading import CHOICE_BIAS, expert_prefixes
+from inference.models.layers.experts_config import ExpertsConfig
 from inference.models.native.layers import NativeExperts
 from inference.models.native.packing import pack
 from inference.models.native.structs import Projection
-from inference.models.stored import DenseWeight
-from inference.models.weights import WeightSource
+from inference.models.weights.experts_loading import CHOICE_BIAS, expert_prefixes
+from inference.models.weights.stored import DenseWeight
+from inference.models.weights.weight_source import WeightSource
 from inference.supervised_threads import SupervisedPool
 
 SHARED = ".shared_expert"

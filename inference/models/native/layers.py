@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.models.delta_config import DeltaConfig
-from inference.models.experts_config import ExpertsConfig, Scoring
-from inference.models.mamba_mixer import MambaVectors
+from inference.models.layers.experts_config import ExpertsConfig, Scoring
+from inference.models.layers.recurrent.delta_config import DeltaConfig
+from inference.models.layers.recurrent.mamba_mixer import MambaVectors
+from inference.models.layers.recurrent.state_config import ShortConvConfig
 from inference.models.native.packing import PackedLinear
 from inference.models.native.structs import (
     CDeltaNet,
@@ -25,7 +26,6 @@ from inference.models.native.structs import (
     pointer,
     projection_struct,
 )
-from inference.models.state_config import ShortConvConfig
 
 SCORINGS: dict[Scoring, int] = {"softmax": 0, "sigmoid": 1, "softmax_of_chosen": 2}
 """``Scoring`` of model.h."""

@@ -12,7 +12,10 @@ from inference.models.adapter import AdapterWeights
 from inference.models.adapter_targets import adaptable_shapes
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.registry import family_of
-from inference.models.mamba_mixer import load_mamba_vectors
+from inference.models.layers.norms import rms_weight
+from inference.models.layers.recurrent.mamba_mixer import load_mamba_vectors
+from inference.models.layers.recurrent.state_weights import conv_weight, decay_rate
+from inference.models.layers.rope import RopeTable
 from inference.models.native.experts import load_experts
 from inference.models.native.layers import (
     Angles,
@@ -23,11 +26,8 @@ from inference.models.native.layers import (
 )
 from inference.models.native.packing import pack
 from inference.models.native.structs import Projection
-from inference.models.norms import rms_weight
-from inference.models.rope import RopeTable
-from inference.models.state_weights import conv_weight, decay_rate
-from inference.models.stored import StoredWeight, with_tensors
-from inference.models.weights import WeightSource
+from inference.models.weights.stored import StoredWeight, with_tensors
+from inference.models.weights.weight_source import WeightSource
 
 
 def load_layer(

@@ -14,9 +14,10 @@ import torch
 
 from inference.models.adapter import AdapterWeights
 from inference.models.batch import Batch
-from inference.models.cache_layout import cache_layout
+from inference.models.cache.kv_format import KVFormat
+from inference.models.cache.layout import cache_layout
 from inference.models.config import ATTENTION_KINDS, ModelConfig
-from inference.models.kv_format import KVFormat
+from inference.models.layers.rope import check_positions, growth_table, rope_table
 from inference.models.native.adapters import LowRankFormat, NativeAdapter, native_adapter
 from inference.models.native.decoder import NativeDecoder, States, StateSlots
 from inference.models.native.load_layer import (
@@ -28,10 +29,9 @@ from inference.models.native.load_layer import (
 )
 from inference.models.native.packing import Format, pack
 from inference.models.native.pictures import NativePictures, native_pictures
-from inference.models.rope import check_positions, growth_table, rope_table
-from inference.models.untouched import untouched_zeros
 from inference.models.vision.tower import VisionTower
-from inference.models.weights import WeightSource
+from inference.models.weights.untouched import untouched_zeros
+from inference.models.weights.weight_source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)

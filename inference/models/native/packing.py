@@ -9,7 +9,7 @@ from enum import IntEnum
 import torch
 from torch.nn.functional import pad
 
-from inference.models.stored import (
+from inference.models.weights.stored import (
     GROUP_FEATURES,
     DenseWeight,
     PackedWeight,

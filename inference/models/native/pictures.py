@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from inference.models.batch import Pictures
+from inference.models.layers.rope import RopeTable
 from inference.models.native.structs import CPictures, pointer
-from inference.models.rope import RopeTable
 
 
 @dataclass(frozen=True, slots=True)

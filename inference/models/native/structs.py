@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from inference.models.native.packing import SUPER_BLOCK_FORMATS, Format, PackedLinear
-from inference.models.stored import GROUP_FEATURES, SUPER_BLOCK_FEATURES
+from inference.models.weights.stored import GROUP_FEATURES, SUPER_BLOCK_FEATURES
 
 MAX_PARTS = 4
 """``kMaxParts`` of linear.h."""

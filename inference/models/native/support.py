@@ -6,12 +6,12 @@ import ctypes
 import math
 
 from inference.models.config import ATTENTION_KINDS, ModelConfig
-from inference.models.delta_config import DeltaConfig
 from inference.models.families.registry import family_of
-from inference.models.mamba_config import MambaConfig
+from inference.models.layers.recurrent.delta_config import DeltaConfig
+from inference.models.layers.recurrent.mamba_config import MambaConfig
+from inference.models.layers.recurrent.state_config import ShortConvConfig
 from inference.models.native.decoder import ACTIVATIONS
 from inference.models.native.packing import LANES
-from inference.models.state_config import ShortConvConfig
 
 MOST_QUERY_GROUPS = 24
 """``kTileQueries`` of attention.h."""

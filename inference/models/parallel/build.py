@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import accelerate
 from inference.models.decoder import DecoderModel
-from inference.models.kv_format import KVFormat
 from inference.models.parallel.group import RankGroup
 from inference.models.parallel.layers import spread
 from inference.models.parallel.shares import RankShare, rank_config
 from inference.models.parallel.weights import RankWeights
 from inference.models.registry import build_model
-from inference.models.weights import WeightSource
+from inference.models.weights.weight_source import WeightSource
 
 
 def build_rank(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from inference.models.experts import Experts, GroupedExperts, Routes, SortedRows
+from inference.models.layers.experts import Experts, GroupedExperts, Routes, SortedRows
 
 
 class HeldExperts:

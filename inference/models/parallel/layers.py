@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from inference.models.attention_mixer import AttentionMixer
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderLayer, LoneLayer, Mixer, Mlp
+from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.parallel.group import RankGroup
 from inference.models.parallel.shares import kv_replicas
 from inference.models.step import Step
-from inference.models.weights import Linear
+from inference.models.weights.weight_source import Linear
 
 
 class SummedMixer:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import pad
 
-from inference.models.forwarded_weights import ForwardedWeights
 from inference.models.parallel.group import RankGroup
 from inference.models.parallel.shares import RankShare, Units
-from inference.models.weights import Embedding, Linear, WeightSource
+from inference.models.weights.forwarded_weights import ForwardedWeights
+from inference.models.weights.weight_source import Embedding, Linear, WeightSource
 
 HEAD = "lm_head"
 

@@ -15,10 +15,10 @@ import torch
 from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
 from inference.models.families.tower import TOWER
-from inference.models.rope import rotate
+from inference.models.layers.rope import rotate
 from inference.models.vision.grid import PatchGrid, interpolated, rotary_angles
 from inference.models.vision_config import VisionConfig
-from inference.models.weights import WeightSource
+from inference.models.weights.weight_source import WeightSource
 
 EPS = 1e-6
 

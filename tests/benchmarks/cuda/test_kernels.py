@@ -13,9 +13,9 @@ from benchmarks.cuda import attention, drawer, step
 from benchmarks.cuda.limits import copy_bytes_per_s, matmul_flops_per_s
 from benchmarks.cuda.rows import measured
 from benchmarks.cuda.shapes import projection_weights
-from inference.models.attention_mixer import AttentionMixer
 from inference.models.decoder import DecoderModel
-from inference.models.mlp import DenseMlp
+from inference.models.layers.attention_mixer import AttentionMixer
+from inference.models.layers.mlp import DenseMlp
 from tests.inference.models.cuda.tiny import CONFIG
 
 

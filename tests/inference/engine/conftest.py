@@ -15,10 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.models.config import ModelConfig, RopeScaling
-from inference.models.dense import DenseWeights
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import AnyModel, build_model
+from inference.models.weights.dense import DenseWeights
 from tests.inference import greedy as answers
 from tests.interpreted_triton import patch_once_a_launch
 

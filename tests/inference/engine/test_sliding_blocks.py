@@ -11,7 +11,7 @@ import torch
 from inference.engine.engine import Engine
 from inference.engine.kv_cache import KVCache
 from inference.engine.scheduling.sequence import Sequence
-from inference.models.paged_kv import LayerKV, PagedKV
+from inference.models.cache.paged_kv import LayerKV, PagedKV
 from inference.protocol.sampling import SamplingParams
 from tests.inference.engine.conftest import Pair, build_pair
 from tests.inference.engine.test_parity import engine_for, prompt_of, run, submit

@@ -21,7 +21,7 @@ from inference.loading.errors import (
     MissingFileError,
 )
 from inference.models.config import ModelConfig
-from inference.models.experts_config import ExpertsConfig
+from inference.models.layers.experts_config import ExpertsConfig
 from inference.protocol.adapters import AdapterSpec
 from tests.inference.adapter_files import LLAMA_TARGETS, spec_of, write_adapter
 

@@ -16,10 +16,10 @@ from inference.loading.config import parse_config, read_directory_config
 from inference.loading.errors import BadFileError
 from inference.loading.loader import open_model
 from inference.models.config import ModelConfig, RopeScaling
-from inference.models.delta_config import DeltaConfig
-from inference.models.experts_config import ExpertsConfig
-from inference.models.mamba_config import MambaConfig
-from inference.models.state_config import ShortConvConfig
+from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.recurrent.delta_config import DeltaConfig
+from inference.models.layers.recurrent.mamba_config import MambaConfig
+from inference.models.layers.recurrent.state_config import ShortConvConfig
 from inference.protocol.load import LoadSpec
 from tests.inference.loading.conftest import save_gguf
 from tests.inference.loading.editable_gguf import FLOAT32, EditableGGUF

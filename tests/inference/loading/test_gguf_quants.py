@@ -13,7 +13,7 @@ from gguf.constants import GGMLQuantizationType
 from inference.loading import gguf_quants
 from inference.loading.gguf_header import read_header
 from inference.loading.preflight import NATIVE_BYTES_PER_WEIGHT
-from inference.models.stored import DenseWeight, GroupedWeight, SuperBlockWeight
+from inference.models.weights.stored import DenseWeight, GroupedWeight, SuperBlockWeight
 from tests.inference.loading.conftest import random_k_blocks
 
 NUM_ROWS, NUM_FEATURES = 6, 512

@@ -20,7 +20,7 @@ from inference.loading.packed_files import PackedFiles
 from inference.loading.safetensors_tensors import SafetensorsFiles
 from inference.models.families.quantization import Quantization, read_quantization
 from inference.models.registry import build_model
-from inference.models.stored import DenseWeight, GroupedWeight
+from inference.models.weights.stored import DenseWeight, GroupedWeight
 from inference.protocol.load import LoadSpec
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row

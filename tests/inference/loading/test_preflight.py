@@ -22,7 +22,7 @@ from inference.loading.errors import (
 from inference.loading.loader import open_model
 from inference.loading.preflight import LargestStep, check_fits, memory_need
 from inference.models.config import ModelConfig
-from inference.models.experts_config import ExpertsConfig
+from inference.models.layers.experts_config import ExpertsConfig
 from inference.protocol.load import EarlierLoads, LoadSpec
 from tests.inference.loading.conftest import save_gguf
 
@@ -155,7 +155,7 @@ def test_copies_for_prompts_are_kept_only_where_memory_is_plenty(
 ) -> None:
     from gguf.constants import GGMLQuantizationType
 
-    from inference.models.kernels import has_fast_bfloat16
+    from inference.models.layers.kernels import has_fast_bfloat16
 
     weights = load_file(tiny_directory / "model.safetensors")
     name = "model.layers.0.mlp.down_proj"

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.loading.quantize import CHUNK_WEIGHTS, quantize
-from inference.models.stored import GroupedWeight
+from inference.models.weights.stored import GroupedWeight
 
 FLOAT16_STEP = 2**-11
 """Half of float16's distance between neighbours, as a part of the number."""

@@ -15,11 +15,11 @@ from inference.loading.errors import BadFileError, BadSourceError, DoesNotFitErr
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.quantized_files import QuantizedFiles, check_quantization
 from inference.loading.safetensors_tensors import SafetensorsFiles
-from inference.models import linear
-from inference.models.linear import QuantizedLinear
+from inference.models.layers import linear
+from inference.models.layers.linear import QuantizedLinear
 from inference.models.native.build import find_compiler
 from inference.models.registry import build_model
-from inference.models.stored import DenseWeight, GroupedWeight
+from inference.models.weights.stored import DenseWeight, GroupedWeight
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
 from tests.inference.loading.conftest import save_directory, save_gguf
 

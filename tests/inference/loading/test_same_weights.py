@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from inference.loading.checked_shapes import expected_tensors
 from inference.loading.errors import MissingTensorError
 from inference.loading.loader import OpenedModel, open_model
-from inference.models.stored import GroupedWeight
+from inference.models.weights.stored import GroupedWeight
 from inference.protocol.load import LoadSpec, LoadStage
 from tests.inference.loading.conftest import save_directory, save_gguf
 

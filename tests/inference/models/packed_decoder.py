@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from inference.models.config import ModelConfig
-from inference.models.experts_config import ExpertsConfig
+from inference.models.layers.experts_config import ExpertsConfig
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import Angles, NativeExperts, NativeLayer, NativeNorm
 from inference.models.native.packing import (
@@ -18,7 +18,12 @@ from inference.models.native.packing import (
     PackedLinear,
     pack,
 )
-from inference.models.stored import DenseWeight, GroupedWeight, StoredWeight, SuperBlockWeight
+from inference.models.weights.stored import (
+    DenseWeight,
+    GroupedWeight,
+    StoredWeight,
+    SuperBlockWeight,
+)
 
 HIDDEN, INTERMEDIATE, VOCAB_SIZE, HEAD_DIM = 256, 512, 50, 64
 NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, BLOCK_TOKENS = 4, 2, 2, 32

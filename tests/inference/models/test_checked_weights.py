@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from inference.models.errors import UnfitWeightsError
-from inference.models.experts_config import ExpertsConfig
+from inference.models.layers.experts_config import ExpertsConfig
 from inference.models.native.checked_weights import WeightCheck
 from inference.models.native.layers import Angles, NativeExperts, NativeLayer, NativeNorm
 from inference.models.native.packing import Format, PackedLinear, pack
-from inference.models.stored import DenseWeight
+from inference.models.weights.stored import DenseWeight
 from tests.inference.models.packed_decoder import CONFIG, HEAD_DIM, HIDDEN, INTERMEDIATE, stored_as
 
 ONE = replace(CONFIG, num_layers=1)

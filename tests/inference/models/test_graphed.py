@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from inference.models.batch import Batch
+from inference.models.cache.paged_kv import PagedKV
 from inference.models.cuda.capture import CudaCapture
 from inference.models.graphed import GraphedDecoder, Replay, captured_in_words, row_buckets
-from inference.models.paged_kv import PagedKV
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 
 NUM_BLOCKS, BLOCK_TOKENS = 16, 8

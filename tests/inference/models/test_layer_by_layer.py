@@ -9,9 +9,9 @@ import torch
 
 from inference.models.batch import Batch
 from inference.models.config import ModelConfig
-from inference.models.dense import DenseWeights
 from inference.models.layer_by_layer import HEAD_ROWS, largest_layer_bytes, prompt_logits
 from inference.models.registry import build_model
+from inference.models.weights.dense import DenseWeights
 
 NUM_TOKENS = 40
 LLAMA = ModelConfig(

@@ -11,14 +11,14 @@ import torch
 from torch.nn.functional import rms_norm
 
 from inference.models.config import ModelConfig
-from inference.models.dense import DenseWeights
-from inference.models.experts_config import ExpertsConfig
-from inference.models.experts_loading import load_mixture
+from inference.models.layers.experts_config import ExpertsConfig
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.experts import load_experts
 from inference.models.native.layers import NativeLayer, NativeNorm
 from inference.models.native.packing import Format, pack
-from inference.models.stored import DenseWeight
+from inference.models.weights.dense import DenseWeights
+from inference.models.weights.experts_loading import load_mixture
+from inference.models.weights.stored import DenseWeight
 from tests.inference.models.packed_decoder import (
     CONFIG,
     HIDDEN,

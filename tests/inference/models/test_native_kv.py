@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from inference.models.batch import Batch, PrefillSpan
+from inference.models.cache.kv_format import NATIVE_FORMATS, KVFormat, kv_bytes_per_block
 from inference.models.config import ModelConfig
-from inference.models.dense import DenseWeights
-from inference.models.kv_format import NATIVE_FORMATS, KVFormat, kv_bytes_per_block
 from inference.models.native.model import NativeModel
+from inference.models.weights.dense import DenseWeights
 
 CONFIG = ModelConfig(
     architecture="qwen2",

@@ -19,7 +19,7 @@ from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeNorm
 from inference.models.native.packing import Format, PackedLinear, pack
 from inference.models.native.support import unsupported_reason
-from inference.models.stored import DenseWeight, StoredWeight
+from inference.models.weights.stored import DenseWeight, StoredWeight
 from tests.inference.models.packed_decoder import (
     CONFIG,
     HIDDEN,

@@ -10,9 +10,9 @@ import torch
 
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
-from inference.models.dense import DenseWeights
 from inference.models.errors import UnknownArchitectureError
 from inference.models.registry import build_fastest_model, build_model
+from inference.models.weights.dense import DenseWeights
 
 CONFIG = ModelConfig(
     architecture="llama",

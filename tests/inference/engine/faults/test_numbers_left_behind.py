@@ -13,12 +13,12 @@ import torch
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.limits import SchedulerLimits
-from inference.models.dense import DenseWeights
-from inference.models.kv_format import KVFormat
+from inference.models.cache.kv_format import KVFormat
+from inference.models.cache.paged_kv import PagedKV
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
-from inference.models.paged_kv import PagedKV
 from inference.models.registry import AnyModel, build_model
+from inference.models.weights.dense import DenseWeights
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
 from tests.inference.engine.conftest import CONTEXT_TOKENS, build_reference, our_config

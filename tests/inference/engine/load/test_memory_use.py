@@ -20,7 +20,7 @@ import torch
 from inference.engine.load import memory_use
 from inference.engine.load.memory_use import HostGauge, anonymous_bytes, gauge_for
 from inference.engine.serving.channel import Channel
-from inference.models.paged_kv import untouched_zeros
+from inference.models.cache.paged_kv import untouched_zeros
 from inference.protocol.engine import Loaded, LoadProgressed, decode_engine_message
 from inference.protocol.load import EarlierLoads, LoadReport, LoadSpec
 from inference.protocol.prefill_speed import PrefillSpeed

@@ -12,10 +12,11 @@ import torch
 
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import load_engine
-from inference.models import rope, step
+from inference.models import step
 from inference.models.batch import Batch
 from inference.models.config import ModelConfig
 from inference.models.errors import PositionError
+from inference.models.layers import rope
 from inference.models.native import model as native_model
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec

@@ -7,10 +7,10 @@ import pytest
 from inference.engine.errors import DoesNotFitError
 from inference.engine.load.memory import plan_kv
 from inference.engine.load.state_plan import plan_states, wanted_slots
-from inference.models.cache_layout import CacheLayout, cache_layout
+from inference.models.cache.kv_format import kv_bytes_per_token
+from inference.models.cache.layout import CacheLayout, cache_layout
 from inference.models.config import ModelConfig
-from inference.models.delta_config import DeltaConfig
-from inference.models.kv_format import kv_bytes_per_token
+from inference.models.layers.recurrent.delta_config import DeltaConfig
 
 DELTA = DeltaConfig(
     num_key_heads=2, num_value_heads=4, key_head_dim=8, value_head_dim=6, conv_kernel=4

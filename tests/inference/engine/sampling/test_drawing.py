@@ -19,7 +19,7 @@ from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeNorm
 from inference.models.native.packing import pack
-from inference.models.stored import DenseWeight
+from inference.models.weights.stored import DenseWeight
 from inference.protocol.sampling import SamplingParams
 
 ROUNDING = 2e-5

@@ -19,10 +19,10 @@ from inference.engine.load.build import build_engine
 from inference.engine.sampling.penalties import UsedTokens
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.sequence import Sequence
-from inference.models.dense import DenseWeights
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
+from inference.models.weights.dense import DenseWeights
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
 from tests.inference.engine.conftest import ROPE, SIZES, Pair, our_config

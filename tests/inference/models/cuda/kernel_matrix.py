@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
+from inference.models.cache.kv_format import GROUP_FEATURES, SCALED_FORMATS, KVFormat, cuda_formats
+from inference.models.cache.paged_kv import DTYPE_OF, LARGEST_CODE
 from inference.models.cuda.attention import Tuning, padded
 from inference.models.cuda.attention_kernels import decode_kernel, prefill_kernel, reduce_kernel
 from inference.models.cuda.rotation import padded_groups
 from inference.models.cuda.rotation_kernels import rotate_kernel
 from inference.models.cuda.setup import STAGES
-from inference.models.kv_format import GROUP_FEATURES, SCALED_FORMATS, KVFormat, cuda_formats
-from inference.models.paged_kv import DTYPE_OF, LARGEST_CODE
 from tests.inference.models.cuda.compiling import compiled_kernel
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)

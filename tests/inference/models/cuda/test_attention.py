@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.models.attention import TorchAttention
 from inference.models.batch import Batch, PrefillSpan
+from inference.models.cache.kv_format import KVFormat
+from inference.models.cache.paged_kv import DTYPE_OF, LayerKV, new_layer
 from inference.models.cuda.attention import TritonAttention, Tuning, row_tiles
-from inference.models.kv_format import KVFormat
-from inference.models.paged_kv import DTYPE_OF, LayerKV, new_layer
+from inference.models.layers.attention import TorchAttention
 
 NUM_BLOCKS = 24
 TUNING = Tuning(

@@ -11,9 +11,9 @@ import torch
 from inference.engine.load.build import build_engine
 from inference.engine.sampling.drawing import TritonDrawer
 from inference.engine.scheduling.limits import SchedulerLimits
+from inference.models.cache.kv_format import KVFormat
 from inference.models.cuda import setup
 from inference.models.graphed import GraphedDecoder
-from inference.models.kv_format import KVFormat
 from inference.models.registry import AnyModel
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams

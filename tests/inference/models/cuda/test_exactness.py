@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from inference.models.batch import Batch, PrefillSpan
+from inference.models.cache.paged_kv import PagedKV
 from inference.models.cuda.capture import CudaCapture
 from inference.models.graphed import GraphedDecoder, row_buckets
-from inference.models.paged_kv import PagedKV
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 
 BLOCK_TOKENS, NUM_BLOCKS, NUM_COLUMNS = 8, 40, 3

@@ -10,8 +10,13 @@ import torch
 from inference.models.cuda.packed import PackedLinear
 from inference.models.cuda.packed_trial import PackedTrials
 from inference.models.cuda.timing import captured_ms
-from inference.models.linear import LinearFactory, QuantizedLinear
-from inference.models.stored import GroupedWeight, PackedWeight, SuperBlockWeight, with_tensors
+from inference.models.layers.linear import LinearFactory, QuantizedLinear
+from inference.models.weights.stored import (
+    GroupedWeight,
+    PackedWeight,
+    SuperBlockWeight,
+    with_tensors,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inference.models.cuda.pointwise import TritonPointwise
-from inference.models.pointwise import TorchPointwise
+from inference.models.layers.pointwise import TorchPointwise
 
 EPS = 1e-5
 

@@ -8,14 +8,14 @@ from typing import get_args
 import pytest
 import torch
 
-from inference.models.attention_mixer import AttentionMixer
 from inference.models.batch import Batch
+from inference.models.cache.kv_format import KVFormat
+from inference.models.cache.paged_kv import new_layer
 from inference.models.cuda.rotation import triton_rotation
-from inference.models.dense import DenseLinear
-from inference.models.kv_format import KVFormat
-from inference.models.paged_kv import new_layer
-from inference.models.rope import rope_table
-from inference.models.rotation import torch_rotation
+from inference.models.layers.attention_mixer import AttentionMixer
+from inference.models.layers.rope import rope_table
+from inference.models.layers.rotation import torch_rotation
+from inference.models.weights.dense import DenseLinear
 from tests.inference.models.cuda.tiny import CONFIG
 
 NUM_SLOTS = 16

@@ -8,8 +8,8 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from inference.models.attention import DecodeAttention, TorchAttention
 from inference.models.batch import Batch
+from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.cuda import setup
 from inference.models.cuda.attention import TritonAttention, Tuning
@@ -17,9 +17,9 @@ from inference.models.cuda.pointwise import TritonPointwise
 from inference.models.cuda.rotation import triton_rotation
 from inference.models.decoder import DecoderModel
 from inference.models.graphed import GraphedDecoder
-from inference.models.kv_format import KVFormat
-from inference.models.rope import RopeTable
-from inference.models.rotation import Rotation, torch_rotation
+from inference.models.layers.attention import DecodeAttention, TorchAttention
+from inference.models.layers.rope import RopeTable
+from inference.models.layers.rotation import Rotation, torch_rotation
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
-from inference.models.dense import DenseWeights
-from inference.models.kv_format import KVFormat
+from inference.models.weights.dense import DenseWeights
 
 CONFIG = ModelConfig(
     architecture="qwen3",

@@ -18,11 +18,11 @@ from inference.loading import gguf_quants
 from inference.loading.errors import BadFileError
 from inference.loading.interleaved_experts import MXFP4, cut_interleaved, unpacked
 from inference.loading.safetensors_tensors import SafetensorsFiles
-from inference.models.attention import attend_with_sinks
 from inference.models.families.registry import find_family
+from inference.models.layers.attention import attend_with_sinks
 from inference.models.native.support import unsupported_reason
 from inference.models.registry import build_model
-from inference.models.stored import GroupedWeight
+from inference.models.weights.stored import GroupedWeight
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, GGUFRow, Row
 

@@ -28,7 +28,7 @@ from inference.loading.safetensors_tensors import SafetensorsFiles
 from inference.models.families.registry import check_architecture
 from inference.models.native.build import find_compiler
 from inference.models.registry import AnyModel, build_fastest_model, build_model
-from inference.models.stored import DenseWeight
+from inference.models.weights.stored import DenseWeight
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams

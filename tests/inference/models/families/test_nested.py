@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.loading.config import parse_config
-from inference.models.cache_layout import cache_layout
+from inference.models.cache.kv_format import kv_bytes_per_token
+from inference.models.cache.layout import cache_layout
 from inference.models.families.gemma4 import layer_kv
-from inference.models.foreign.model import ForeignModel, inspect_config
-from inference.models.kv_format import kv_bytes_per_token
 from inference.models.registry import build_model
+from inference.models.transformers_backend.model import ForeignModel, inspect_config
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, ROWS, Row
 

@@ -19,7 +19,7 @@ from inference.engine.load.build import build_engine
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.batch import ALL_ROWS, NUM_LONE_STATES, Batch
-from inference.models.kv_format import KVFormat
+from inference.models.cache.kv_format import KVFormat
 from inference.models.native.model import NativeModel
 from inference.models.native.support import unsupported_reason
 from inference.models.registry import AnyModel, build_model

@@ -13,9 +13,9 @@ from inference.loading.opened_weights import OpenedWeights
 from inference.loading.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
-from inference.models.linear import LinearFactory
+from inference.models.layers.linear import LinearFactory
 from inference.models.parallel.group import TorchRankGroup
-from inference.models.stored import DenseWeight, StoredWeight
+from inference.models.weights.stored import DenseWeight, StoredWeight
 
 CPU = torch.device("cpu")
 TIMEOUT_S = 300.0

@@ -16,15 +16,15 @@ from inference.loading.tensor_files import TensorFiles
 from inference.models.batch import Batch, Pictures, PrefillSpan
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
-from inference.models.experts import GroupedExperts, Routes
+from inference.models.layers.experts import GroupedExperts, Routes
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.cuts import check_groups, input_groups, rank_cuts
 from inference.models.parallel.group import TorchRankGroup
 from inference.models.parallel.held_experts import HeldExperts, HeldGroupedExperts
 from inference.models.parallel.shares import rank_share
 from inference.models.registry import build_model
-from inference.models.stored import StoredWeight
 from inference.models.vision.tower import PictureRows
+from inference.models.weights.stored import StoredWeight
 from tests.inference.models.parallel.ranks import (
     MemoryFiles,
     TwoRanks,

@@ -1,0 +1,1 @@
+"""Where keys, values and states of sequences are stored."""

@@ -1,0 +1,87 @@
+"""What keys and values are stored as: which formats there are, what each takes, and which a model
+gets that was asked for one or for none. Imports no torch: placement and preflight count with it.
+
+    fp32, bf16, fp16    the numbers themselves
+    int8, fp8           a byte each, and four bytes of scales for every group of features of a
+                        token's key, and of its value, in a head
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from inference.models.cache.layout import cache_layout
+from inference.models.config import ModelConfig
+from inference.models.errors import UnsupportedKVError
+
+KVFormat = Literal["fp32", "bf16", "fp16", "int8", "fp8"]
+
+ELEMENT_BYTES: dict[KVFormat, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
+SCALED_FORMATS: frozenset[KVFormat] = frozenset({"int8", "fp8"})
+SCALE_BYTES = 4
+GROUP_FEATURES = 64
+"""That share four bytes of scales: a head's features in runs of so many, the last what is left."""
+
+NATIVE_FORMATS: tuple[KVFormat, ...] = ("fp32", "bf16", "int8")
+"""What the native decoder can; its own choice is ``native.build.automatic_kv_format``."""
+TORCH_FORMATS: dict[str, tuple[KVFormat, ...]] = {
+    "cpu": ("fp32", "bf16", "fp16", "int8", "fp8"),
+    "cuda": ("fp32", "bf16", "fp16", "int8", "fp8"),
+}
+"""What torch's operators can, by type of device; their own choice is what they compute in."""
+
+FP8_CAPABILITY = (8, 9)
+"""The compute capability since which cards convert and multiply fp8 (e4m3): Triton compiles no
+kernel that reads it for older ones."""
+
+
+def cuda_formats(capability: tuple[int, int]) -> tuple[KVFormat, ...]:
+    """What a card of this compute capability can keep, by attention and rotation in Triton's
+    kernels."""
+    formats = TORCH_FORMATS["cuda"]
+    return tuple(f for f in formats if f != "fp8" or capability >= FP8_CAPABILITY)
+
+
+def kv_bytes_per_token(config: ModelConfig, kv_format: KVFormat) -> int:
+    """What one token's keys and values take in all layers that have them."""
+    shapes = (config.kv_shapes[index] for index in cache_layout(config).attention_layers)
+    return sum(2 * heads * _head_bytes(width, kv_format) for heads, width in shapes)
+
+
+def _head_bytes(width: int, kv_format: KVFormat) -> int:
+    """What one head's key, or value, of a token takes."""
+    num_groups = -(-width // GROUP_FEATURES) if kv_format in SCALED_FORMATS else 0
+    return width * ELEMENT_BYTES[kv_format] + num_groups * SCALE_BYTES
+
+
+def kv_bytes_per_block(config: ModelConfig, block_tokens: int, kv_format: KVFormat) -> int:
+    return kv_bytes_per_token(config, kv_format) * block_tokens
+
+
+def choose_kv_format(
+    wanted: KVFormat | None,
+    automatic: KVFormat,
+    *,
+    device_type: str,
+    is_native: bool,
+    capability: tuple[int, int] | None = None,
+) -> KVFormat:
+    """``wanted``, or where that is ``None`` what suits the path, ``automatic``. ``capability``: the
+    card's compute capability, or ``None`` where there is no card.
+    Raises ``UnsupportedKVError``, naming what can be had."""
+    formats = NATIVE_FORMATS if is_native else TORCH_FORMATS[device_type]
+    if wanted is None:
+        return automatic
+    if capability is not None and wanted not in cuda_formats(capability):
+        has, needs = (".".join(map(str, numbers)) for numbers in (capability, FP8_CAPABILITY))
+        raise UnsupportedKVError(
+            f"kv_dtype {wanted} needs a card of compute capability {needs} or more, and this one "
+            f"has {has}; set it to int8, which takes as much memory, or to auto"
+        )
+    if wanted not in formats:
+        path = "the native decoder" if is_native else "torch operators"
+        raise UnsupportedKVError(
+            f"kv_dtype {wanted} is not built for {path} on {device_type}; set it to auto or to "
+            f"one of {', '.join(formats)}"
+        )
+    return wanted

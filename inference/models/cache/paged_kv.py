@@ -1,0 +1,142 @@
+"""The keys and values of every token that is in a block, one pair of tensors per layer.
+
+    entries: (num_slots, 2, num_kv_heads, head_dim)        slot = block_id * block_tokens + offset
+                         keys, values
+    scales:  (num_slots, 2, num_kv_heads, num_groups)      of int8 and fp8 only: see ``kv_format``
+
+The last block is scratch: padding rows write there. Which sequence owns which block is decided in
+``inference.engine.kv_cache``; this file must not know sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+
+from inference.models.cache.kv_format import GROUP_FEATURES, KVFormat
+from inference.models.cache.state_storage import LayerState, new_layer_state
+from inference.models.config import ATTENTION_KINDS, STATE_KINDS, ModelConfig
+from inference.models.weights.untouched import untouched_zeros
+
+DTYPE_OF: dict[KVFormat, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
+FORMAT_OF: dict[torch.dtype, KVFormat] = {dtype: word for word, dtype in DTYPE_OF.items()}
+LARGEST_CODE = {torch.int8: 127.0, torch.float8_e4m3fn: torch.finfo(torch.float8_e4m3fn).max}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """One layer's slots. Where there are ``scales``, a value is its entry times its group's."""
+
+    entries: torch.Tensor
+    scales: torch.Tensor | None = None
+
+    def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store (num_tokens, kv_heads, head_dim) keys and values at ``slots``."""
+        pairs = torch.stack((keys, values), dim=1)
+        if self.scales is None:
+            self.entries.index_copy_(0, slots, pairs.to(self.entries.dtype))
+            return
+        codes, scales = quantize(pairs, self.entries.dtype)
+        # As bytes: torch has no index_copy_ of fp8.
+        self.entries.view(torch.uint8).index_copy_(0, slots, codes.view(torch.uint8))
+        self.scales.index_copy_(0, slots, scales)
+
+    def gather(
+        self, block_ids: torch.Tensor, block_tokens: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Whole blocks, copied, as ``dtype``: (blocks * block_tokens, 2, kv_heads, head_dim)."""
+        if self.scales is None:
+            return _blocks(self.entries, block_ids, block_tokens).to(dtype)
+        codes = _blocks(self.entries.view(torch.uint8), block_ids, block_tokens)
+        scales = _blocks(self.scales, block_ids, block_tokens)
+        return dequantize(codes.view(self.entries.dtype), scales).to(dtype)
+
+
+class PagedKV:
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_tokens: int,
+        kv_format: KVFormat,
+        device: torch.device,
+        num_state_slots: int = 0,
+    ) -> None:
+        """A layer that keeps a state instead has ``num_state_slots`` of it."""
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self.scratch_slot = num_blocks * block_tokens
+        num_slots = (num_blocks + 1) * block_tokens
+        self.layers: list[LayerKV | LayerState] = [
+            new_layer_state(num_state_slots, config.state, device)
+            if kind in STATE_KINDS and config.state is not None
+            else new_layer(
+                num_slots, *(heads if kind in ATTENTION_KINDS else (0, 0)), kv_format, device
+            )
+            for heads, kind in zip(config.kv_shapes, config.mixer_kinds, strict=True)
+        ]
+
+    def block(self, block_id: int) -> dict[str, torch.Tensor]:
+        """Views of one block of every layer that has keys and values of its own, by name."""
+        slots = slice(block_id * self.block_tokens, (block_id + 1) * self.block_tokens)
+        views = {}
+        for index, layer in enumerate(self.layers):
+            if not isinstance(layer, LayerKV) or not layer.entries.numel():
+                continue
+            views[f"{index}.entries"] = layer.entries[slots]
+            if layer.scales is not None:
+                views[f"{index}.scales"] = layer.scales[slots]
+        return views
+
+
+def new_layer(
+    num_slots: int, num_kv_heads: int, head_dim: int, kv_format: KVFormat, device: torch.device
+) -> LayerKV:
+    """Zeroed."""
+    dtype = DTYPE_OF[kv_format]
+    entries = untouched_zeros((num_slots, 2, num_kv_heads, head_dim), dtype, device)
+    if dtype not in LARGEST_CODE:
+        return LayerKV(entries)
+    num_groups = -(-head_dim // GROUP_FEATURES)
+    shape = (num_slots, 2, num_kv_heads, num_groups)
+    return LayerKV(entries, untouched_zeros(shape, torch.float32, device))
+
+
+def quantize(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """(..., head_dim) of any float dtype -> codes of ``dtype``, and float32 (..., num_groups)
+    scales, each group's largest value being the largest code. What is not a number makes its
+    group's scale not a number, so that it is seen in the logits."""
+    groups = _groups(values.float())
+    largest = groups.abs().amax(dim=-1)
+    scales = torch.where(largest == 0, 1.0, largest / LARGEST_CODE[dtype])
+    codes = (groups / scales.unsqueeze(-1)).flatten(-2)[..., : values.shape[-1]]
+    if dtype == torch.int8:
+        codes = codes.round()
+    return codes.to(dtype).contiguous(), scales
+
+
+def dequantize(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """float32, of ``codes``' shape."""
+    values = _groups(codes.float()) * scales.unsqueeze(-1)
+    return values.flatten(-2)[..., : codes.shape[-1]]
+
+
+def _groups(values: torch.Tensor) -> torch.Tensor:
+    """(..., features) -> (..., num_groups, GROUP_FEATURES), filled up with zeros."""
+    missing = -values.shape[-1] % GROUP_FEATURES
+    filled = pad(values, (0, missing)) if missing else values
+    return filled.reshape(*filled.shape[:-1], -1, GROUP_FEATURES)
+
+
+def _blocks(slots: torch.Tensor, block_ids: torch.Tensor, block_tokens: int) -> torch.Tensor:
+    """One row of contiguous memory each."""
+    by_block = slots.view(slots.shape[0] // block_tokens, -1)
+    return by_block.index_select(0, block_ids).view(-1, *slots.shape[1:])

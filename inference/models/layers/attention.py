@@ -1,0 +1,296 @@
+"""Attention over paged keys and values with torch's operators, for single-token rows and for prompt
+chunks: what runs wherever there is no kernel of our own.
+
+Query heads that share a KV head are laid along the query axis, so that keys and values are never
+repeated. Softmax is torch's ``scaled_dot_product_attention``.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from inference.models.batch import Batch, PrefillSpan
+from inference.models.cache.paged_kv import LayerKV
+from inference.models.layers.attention_masks import ContextMask, decode_mask, prefill_mask
+
+MOST_GATHERED_BYTES = 128 * 1024**2
+"""How much of keys and values a decode step copies out of their blocks at once; a single row's
+context may be more."""
+MOST_PARTS = 32
+"""The most parts of a decode row's context that a kernel computes side by side: a power of two."""
+
+SINK_FEATURES = 8
+"""One is needed; kernels want heads of a multiple."""
+
+
+class DecodeAttention(Protocol):
+    def __call__(
+        self, queries: torch.Tensor, layer_kv: LayerKV, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """One layer's (num_rows, heads, head_dim), whose keys and values are written
+        -> (num_rows, heads * head_dim). ``sinks`` (heads,): see ``attend_with_sinks``."""
+        ...
+
+
+class PrefillAttention(Protocol):
+    def __call__(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor | None,
+        values: torch.Tensor | None,
+        layer_kv: LayerKV,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """One layer's (num_tokens, heads, head_dim) -> (num_tokens, heads * head_dim). ``keys`` and
+        ``values`` are the rows' own, which are written: a kernel may read those. ``sinks``
+        (heads,): see ``attend_with_sinks``."""
+        ...
+
+
+class Attention(Protocol):
+    """Prepares a step once for all layers. A batch has rows of one phase."""
+
+    copies_context: bool
+    """Whether keys and values are copied out of their blocks, so that what a step takes grows with
+    its rows' contexts."""
+
+    def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention: ...
+
+    def for_prefill(self, batch: Batch, block_tokens: int) -> PrefillAttention: ...
+
+
+class TorchAttention:
+    copies_context = True
+
+    def __init__(
+        self, sliding_window: int | None, dtype: torch.dtype, soft_cap: float | None = None
+    ) -> None:
+        """``dtype`` is the activations'; ``soft_cap`` the scores'."""
+        self._window = sliding_window
+        self._dtype = dtype
+        self._soft_cap = soft_cap
+
+    def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention:
+        return TorchDecode(batch, block_tokens, self._window, self._dtype, self._soft_cap)
+
+    def for_prefill(self, batch: Batch, block_tokens: int) -> PrefillAttention:
+        return TorchPrefill(batch, block_tokens, self._window, self._dtype, self._soft_cap)
+
+
+class TorchPrefill:
+    """Attention of a step's prompt rows, span by span."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        block_tokens: int,
+        window: int | None,
+        dtype: torch.dtype,
+        soft_cap: float | None,
+    ) -> None:
+        device = batch.positions.device
+        self._spans = batch.spans
+        self._masks = [
+            prefill_mask(span, window, dtype, device, block_tokens) for span in batch.spans
+        ]
+        self._block_tokens = block_tokens
+        self._soft_cap = soft_cap
+
+    def __call__(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor | None,
+        values: torch.Tensor | None,
+        layer_kv: LayerKV,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``sinks``: see ``attend_with_sinks``."""
+        assert keys is not None and values is not None, "torch's rotation gives them"
+        parts = []
+        for span, mask in zip(self._spans, self._masks, strict=True):
+            rows = slice(span.first_row, span.last_row)
+            own = keys[rows], values[rows]
+            size, cap = self._block_tokens, self._soft_cap
+            parts.append(
+                attend_prefill(queries[rows], *own, layer_kv, span, size, mask, cap, sinks)
+            )
+        return torch.cat(parts)
+
+
+class TorchDecode:
+    """A decode step's attention: as many rows at once as ``MOST_GATHERED_BYTES`` of keys and values
+    allow, so that one long context beside many short ones does not take rows times its length."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        block_tokens: int,
+        window: int | None,
+        dtype: torch.dtype,
+        soft_cap: float | None,
+    ) -> None:
+        self._batch = batch
+        self._block_ids = batch.decode_blocks
+        self._num_context = self._block_ids.shape[1] * block_tokens
+        self._soft_cap = soft_cap
+        self._window = window
+        self._dtype = dtype
+        self._of_all_rows: ContextMask | None = None
+        """The mask of all rows, where they are done at once: the same in every layer."""
+
+    def __call__(
+        self, queries: torch.Tensor, layer_kv: LayerKV, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``sinks``: see ``attend_with_sinks``."""
+        num_rows, block_ids, cap = len(queries), self._block_ids, self._soft_cap
+        at_once = max(1, MOST_GATHERED_BYTES // (self._num_context * gathered_bytes(layer_kv)))
+        if num_rows <= at_once:
+            if self._of_all_rows is None:
+                self._of_all_rows = self._mask(slice(None))
+            return attend_decode(queries, layer_kv, block_ids, self._of_all_rows, cap, sinks)
+        parts = []
+        for first in range(0, num_rows, at_once):
+            rows = slice(first, first + at_once)
+            mask = self._mask(rows)
+            parts.append(attend_decode(queries[rows], layer_kv, block_ids[rows], mask, cap, sinks))
+        return torch.cat(parts)
+
+    def _mask(self, rows: slice) -> ContextMask:
+        positions = self._batch.positions[rows]
+        return decode_mask(positions, self._num_context, self._window, self._dtype)
+
+
+def gathered_bytes(layer_kv: LayerKV) -> int:
+    """What gathering takes for each token: codes are there as such, as float32, and multiplied."""
+    numbers = layer_kv.entries[0].numel()
+    return numbers * (layer_kv.entries.itemsize if layer_kv.scales is None else 9)
+
+
+def attend_decode(
+    queries: torch.Tensor,
+    layer_kv: LayerKV,
+    block_ids: torch.Tensor,
+    mask: ContextMask,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """(num_rows, heads, head_dim) over each row's blocks -> (num_rows, heads * head_dim).
+
+    ``block_ids`` (num_rows, num_context_blocks); the context is ``mask``'s last axis long.
+    """
+    num_rows, num_heads, head_dim = queries.shape
+    num_kv_heads, num_context = layer_kv.entries.shape[2], mask.added.shape[-1]
+    block_tokens = num_context // block_ids.shape[1]
+    gathered = layer_kv.gather(block_ids.flatten(), block_tokens, queries.dtype)
+    mask.clear(gathered)
+    context = gathered.view(num_rows, num_context, 2, num_kv_heads, head_dim)
+    context = context.permute(2, 0, 3, 1, 4)
+    grouped = queries.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    if sinks is not None:
+        sinks = sinks.view(1, num_kv_heads, -1)
+    attended = _attend(grouped, context[0], context[1], mask.added, soft_cap, sinks)
+    return attended.reshape(num_rows, num_heads * head_dim)
+
+
+def attend_prefill(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    layer_kv: LayerKV,
+    span: PrefillSpan,
+    block_tokens: int,
+    mask: torch.Tensor | None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One span's (num_tokens, heads, head_dim) -> (num_tokens, heads * head_dim).
+
+    ``keys`` and ``values`` are the span's own; all else comes from the blocks, and so do they where
+    the blocks hold them rounded: what a row sees must not depend on how a prompt was cut.
+    ``mask`` is ``prefill_mask``'s.
+    """
+    num_tokens, num_heads, head_dim = queries.shape
+    if span.start > 0 or layer_kv.entries.dtype != queries.dtype:
+        first = 0 if mask is None else span.end - mask.shape[-1]
+        block_ids = span.block_ids[first // block_tokens :]
+        gathered = layer_kv.gather(block_ids, block_tokens, queries.dtype)
+        keys, values = gathered[: span.end - first].unbind(1)
+    attended = _attend(
+        queries.transpose(0, 1).unsqueeze(0),
+        keys.transpose(0, 1).unsqueeze(0),
+        values.transpose(0, 1).unsqueeze(0),
+        mask,
+        soft_cap,
+        None if sinks is None else sinks.view(1, num_heads, 1),
+    )
+    return attended.squeeze(0).transpose(0, 1).reshape(num_tokens, num_heads * head_dim)
+
+
+def _attend(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    soft_cap: float | None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """(sequences, heads, rows, head_dim); ``mask`` is added to scores, ``None``: causal."""
+    if sinks is not None:
+        assert soft_cap is None, "no family has both"
+        return attend_with_sinks(queries, keys, values, mask, sinks)
+    num_groups = queries.shape[1] // keys.shape[1]
+    if soft_cap is None:
+        return scaled_dot_product_attention(
+            queries, keys, values, mask, is_causal=mask is None, enable_gqa=num_groups > 1
+        )
+    keys, values = (heads.repeat_interleave(num_groups, dim=1) for heads in (keys, values))
+    scores = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5
+    scores = torch.tanh(scores / soft_cap) * soft_cap
+    if mask is None:
+        hidden = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+    else:
+        scores = scores + mask
+    return scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype) @ values
+
+
+def attend_with_sinks(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor,
+) -> torch.Tensor:
+    """Attention whose softmax has one more score, the head's sink, that takes weight from the
+    context and adds nothing. ``sinks`` has ``queries``' shape without the last axis, or broadcasts
+    to it.
+
+    The sink is a key before the others, and every head has some features more: there the sink's key
+    is 1 and a query holds its score, undivided; the other keys are 0.
+
+        queries  [ q ........ | sink / scale  0 ... ]
+        keys     [ 0 ........ |      1        0 ... ]    the sink's
+                 [ k ........ |      0        0 ... ]    the context's
+    """
+    num_rows, width = queries.shape[2], queries.shape[3]
+    scale = width**-0.5
+    if mask is None:
+        square = torch.zeros(num_rows, num_rows, dtype=queries.dtype, device=queries.device)
+        hidden = torch.ones_like(square, dtype=torch.bool).triu(1)
+        mask = square.masked_fill_(hidden, float("-inf"))
+    queries, keys, values = (pad(heads, (0, SINK_FEATURES)) for heads in (queries, keys, values))
+    queries[..., width] = sinks / scale
+    keys, values = (pad(heads, (0, 0, 1, 0)) for heads in (keys, values))
+    keys[:, :, 0, width] = 1.0
+    attended = scaled_dot_product_attention(
+        queries,
+        keys,
+        values,
+        pad(mask, (1, 0)),
+        enable_gqa=queries.shape[1] > keys.shape[1],
+        scale=scale,
+    )
+    return attended[..., :width]

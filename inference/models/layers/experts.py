@@ -1,0 +1,300 @@
+"""A mixture of experts in place of a layer's MLP: each row goes to the few experts that its router
+chooses, and their outputs are added up by the router's weights.
+
+    rows ─▶ router ─▶ k experts and weights of each row ─▶ rows sorted by expert
+         ─▶ gate|up ─▶ silu(gate) * up * weight ─▶ down ─▶ each row's k outputs added up
+
+The weight meets the activations before ``down``, which is linear: a row's outputs are then only
+added up. Where ``down`` has a bias, the weight meets what comes out. Knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch.nn.functional import linear, relu
+
+from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.pointwise import Pointwise
+from inference.models.step import Step
+from inference.models.weights.weight_source import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """``experts`` int64 and ``weights`` float32, both (num_rows, experts_per_token), best first."""
+
+    experts: torch.Tensor
+    weights: torch.Tensor
+
+
+def route(
+    config: ExpertsConfig, logits: torch.Tensor, choice_bias: torch.Tensor | None = None
+) -> Routes:
+    """Chooses experts by a router's ``logits`` (num_rows, num_experts); ``choice_bias``
+    (num_experts,)."""
+    logits = logits.float()
+    if config.scoring == "softmax_of_chosen":
+        best, experts = torch.topk(logits, config.experts_per_token, dim=-1)
+        return Routes(experts, torch.softmax(best, dim=-1))
+    scores = torch.softmax(logits, dim=-1) if config.scoring == "softmax" else logits.sigmoid()
+    ranked = scores if choice_bias is None else scores + choice_bias.float()
+    if config.num_groups > 1:
+        ranked = _of_best_groups(config, ranked)
+    experts = torch.topk(ranked, config.experts_per_token, dim=-1).indices
+    weights = scores.gather(-1, experts)
+    if config.normalizes:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return Routes(experts, weights if config.weight_scale == 1.0 else weights * config.weight_scale)
+
+
+def _of_best_groups(config: ExpertsConfig, ranked: torch.Tensor) -> torch.Tensor:
+    """(num_rows, num_experts), minus infinity for experts of other groups."""
+    grouped = ranked.view(-1, config.num_groups, config.experts_per_group)
+    worth = grouped.topk(2, dim=-1).values.sum(dim=-1)
+    best = worth.topk(config.groups_per_token, dim=-1).indices
+    is_left_out = torch.ones_like(worth, dtype=torch.bool).scatter(-1, best, False)
+    return grouped.masked_fill(is_left_out.unsqueeze(-1), float("-inf")).flatten(-2)
+
+
+@dataclass(frozen=True, slots=True)
+class SortedRows:
+    """A step's entries, one for each row and expert of that row, the lowest expert's first."""
+
+    rows: torch.Tensor
+    """(num_entries,) the row of each entry."""
+    weights: torch.Tensor
+    """(num_entries, 1) float32."""
+    ends: torch.Tensor
+    """(num_experts,) int32: where each expert's entries end."""
+
+    @classmethod
+    def of(cls, routes: Routes, num_experts: int) -> SortedRows:
+        """Waits for nothing on a CUDA device."""
+        by_entry, order = torch.sort(routes.experts.flatten(), stable=True)
+        experts = torch.arange(num_experts, device=order.device)
+        ends = torch.searchsorted(by_entry, experts, right=True).to(torch.int32)
+        rows = order // routes.experts.shape[1]
+        return cls(rows, routes.weights.flatten()[order].unsqueeze(1), ends)
+
+
+class Experts(Protocol):
+    """All experts of a layer."""
+
+    @property
+    def is_phaseless(self) -> bool:
+        """Whether rows of both phases can share one call."""
+        ...
+
+    def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
+        """(num_rows, hidden) of single-token rows -> (num_rows, hidden) of the same dtype: what
+        each row's experts say, weighted and added up."""
+        ...
+
+    def prefill(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
+        """The same of prompt rows."""
+        ...
+
+
+Gate = Callable[[torch.Tensor], torch.Tensor]
+"""(num_rows, 2 * intermediate_size), gates first, or (num_rows, intermediate_size) where there are
+none -> (num_rows, intermediate_size)."""
+
+
+def gate_of(config: ExpertsConfig, pointwise: Pointwise) -> Gate:
+    if not config.is_gated:
+        return squared_relu
+    if config.limit is None:
+        assert config.swish_gain == 1.0, "no family has the one without the other"
+        return pointwise.gate
+    return partial(clamped_gate, limit=config.limit, gain=config.swish_gain)
+
+
+def squared_relu(up: torch.Tensor) -> torch.Tensor:
+    return relu(up).square()
+
+
+def clamped_gate(gate_up: torch.Tensor, *, limit: float, gain: float) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * gain))
+
+
+class GatedExpert:
+    """``gate_up`` has the gates' outputs first."""
+
+    def __init__(
+        self, gate_up: Linear, down: Linear, gate: Gate, *, has_bias: bool = False
+    ) -> None:
+        """``has_bias``: whether ``down`` has one, which is weighed as well."""
+        self.is_phaseless = gate_up.is_phaseless and down.is_phaseless
+        self._gate_up = gate_up
+        self._down = down
+        self._gate = gate
+        self._has_bias = has_bias
+
+    def decode(self, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        """``weights`` (num_rows, 1) float32, of what comes out."""
+        inner = self._gate(self._gate_up.decode(x))
+        if self._has_bias:
+            return _weighted(self._down.decode(inner), weights)
+        return self._down.decode(_weighted(inner, weights))
+
+    def prefill(self, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        inner = self._gate(self._gate_up.prefill(x))
+        if self._has_bias:
+            return _weighted(self._down.prefill(inner), weights)
+        return self._down.prefill(_weighted(inner, weights))
+
+
+def _weighted(inner: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    return inner if weights is None else (inner * weights).to(inner.dtype)
+
+
+class LoopedExperts:
+    """One after the other, those that rows were sent to: for the CPU, where which they are is known
+    at once.
+
+    A single-token row meets its experts by itself, because how many of its neighbours have the same
+    expert follows from what they say, and must not change how its products are summed.
+    """
+
+    is_phaseless = False
+
+    def __init__(self, experts: Sequence[GatedExpert]) -> None:
+        self._experts = list(experts)
+
+    def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
+        total = torch.zeros_like(x)
+        sorted_rows = SortedRows.of(routes, len(self._experts))
+        begin, rows = 0, sorted_rows.rows.tolist()
+        for expert, end in enumerate(sorted_rows.ends.tolist()):
+            for entry in range(begin, end):
+                row = slice(rows[entry], rows[entry] + 1)
+                weight = sorted_rows.weights[entry : entry + 1]
+                total[row] += self._experts[expert].decode(x[row], weight)
+            begin = end
+        return total
+
+    def prefill(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
+        sorted_rows = SortedRows.of(routes, len(self._experts))
+        total = torch.zeros_like(x)
+        begin = 0
+        for expert, end in enumerate(sorted_rows.ends.tolist()):
+            if end > begin:
+                rows, weights = sorted_rows.rows[begin:end], sorted_rows.weights[begin:end]
+                output = self._experts[expert].prefill(x.index_select(0, rows), weights)
+                total.index_add_(0, rows, output)
+            begin = end
+        return total
+
+
+class GroupedExperts:
+    """All at once by torch's grouped product, dense: for CUDA. Nothing waits for the device, and
+    shapes follow from the number of rows alone, so a step can be captured."""
+
+    is_phaseless = True
+
+    def __init__(
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        gate: Gate,
+        biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> None:
+        """``gate_up`` (num_experts, 2 * intermediate_size, hidden); ``down`` (num_experts, hidden,
+        intermediate_size). ``biases``: of both, (num_experts, out_features)."""
+        self._gate_up = gate_up
+        self._down = down
+        self._gate = gate
+        self._biases = biases
+
+    def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
+        sorted_rows = SortedRows.of(routes, self._gate_up.shape[0])
+        entries = x.index_select(0, sorted_rows.rows).to(self._gate_up.dtype)
+        outputs = self._outputs(entries, sorted_rows)
+        # In float32, and each row's in the order of its experts: adding in place would take
+        # whichever comes first.
+        num_rows, per_row = routes.experts.shape
+        own = torch.argsort(sorted_rows.rows, stable=True)
+        return outputs[own].view(num_rows, per_row, -1).float().sum(dim=1).to(x.dtype)
+
+    prefill = decode
+
+    def _outputs(self, entries: torch.Tensor, sorted_rows: SortedRows) -> torch.Tensor:
+        """What each entry's expert gives, weighted."""
+        ends, weights = sorted_rows.ends, sorted_rows.weights
+        if self._biases is None:
+            inner = self._gate(_grouped(entries, self._gate_up, ends))
+            return _grouped(_weighted(inner, weights), self._down, ends)
+        entry = torch.arange(len(entries), device=ends.device, dtype=ends.dtype)
+        experts = torch.searchsorted(ends, entry, right=True)
+        of_inner, of_output = (bias.index_select(0, experts) for bias in self._biases)
+        inner = self._gate(_grouped(entries, self._gate_up, ends) + of_inner)
+        return _weighted(_grouped(inner, self._down, ends) + of_output, weights)
+
+
+def _grouped(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    product: torch.Tensor = torch._grouped_mm(x, weights.transpose(-2, -1), offs=ends)
+    return product
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """What every row goes through. ``gate`` (1, hidden), or ``None`` where nothing weighs it."""
+
+    expert: GatedExpert
+    gate: torch.Tensor | None
+
+    @property
+    def is_phaseless(self) -> bool:
+        return self.expert.is_phaseless
+
+    def weights(self, x: torch.Tensor) -> torch.Tensor | None:
+        return None if self.gate is None else linear(x, self.gate).float().sigmoid()
+
+
+class SparseMlp:
+    def __init__(
+        self,
+        config: ExpertsConfig,
+        router: torch.Tensor,
+        experts: Experts,
+        shared: SharedExpert | None = None,
+        router_bias: torch.Tensor | None = None,
+        choice_bias: torch.Tensor | None = None,
+    ) -> None:
+        """``router`` (num_experts, hidden); both biases (num_experts,)."""
+        self.config = config
+        self._router = router
+        self._router_bias = router_bias
+        self._choice_bias = choice_bias
+        self._experts = experts
+        self._shared = shared
+        self.is_phaseless = experts.is_phaseless and (shared is None or shared.is_phaseless)
+
+    def __call__(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
+        """(num_rows, hidden_size), normed -> what it adds, of the same shape."""
+        return step.product(self, rows)
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        """(num_rows, hidden) of normalised single-token rows -> what the layer adds to them."""
+        added = self._experts.decode(x, self._routes(x))
+        if self._shared is not None:
+            added = added + self._shared.expert.decode(x, self._shared.weights(x))
+        return added
+
+    def prefill(self, x: torch.Tensor) -> torch.Tensor:
+        """The same of prompt rows."""
+        added = self._experts.prefill(x, self._routes(x))
+        if self._shared is not None:
+            added = added + self._shared.expert.prefill(x, self._shared.weights(x))
+        return added
+
+    def _routes(self, x: torch.Tensor) -> Routes:
+        logits = linear(x, self._router, self._router_bias)
+        return route(self.config, logits, self._choice_bias)

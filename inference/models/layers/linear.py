@@ -1,0 +1,254 @@
+"""Projections and embeddings over stored weights: which kernel each phase runs.
+
+    stored             decode rows                prefill rows
+    packed, on CUDA    a Triton kernel            bfloat16 copy; else the weight written out
+      or, where the card does not run it or torch's kernel is the faster there:
+    4 bits             int4_matmul                bfloat16 copy; else as decode rows
+    8 bits, Q5_0       int8_matmul                bfloat16 copy; else as decode rows
+    all other packed   as dense
+    dense              dense_matmul               dense_matmul
+    dense, fp8 wanted  fp8_matmul                 fp8_matmul; an output head as dense
+
+A copy is made of what torch's kernels take, where the hardware multiplies bfloat16 and the memory
+is there.
+The choice is made once, when the weight is packed, from the device and the memory; never by batch
+size. Weights are plain tensor attributes and the arithmetic is in ``kernels``, so a compiled
+decoder layer can take them as inputs. Knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.functional import embedding
+
+from inference.models.cuda.packed_trial import PackedTrials
+from inference.models.layers.kernels import (
+    as_grouped,
+    dense_matmul,
+    fp8_matmul,
+    fp8_reason,
+    fp8_rows,
+    has_fast_bfloat16,
+    int4_kernel_reason,
+    int4_matmul,
+    int8_matmul,
+    kernel_bits,
+    pack_int4,
+)
+from inference.models.weights.stored import (
+    DenseWeight,
+    GroupedWeight,
+    PackedWeight,
+    StoredWeight,
+    with_tensors,
+)
+from inference.models.weights.weight_source import Linear
+
+
+class DenseLinear:
+    """The weight's dtype may be narrower than the activations': products then read the narrow one
+    and the result is widened again."""
+
+    is_phaseless = True
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """``weight`` (out_features, in_features); ``bias`` (out_features,) of the same dtype."""
+        self.out_features, self.in_features = weight.shape
+        self.weight = weight
+        self.bias = bias
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return dense_matmul(x, self.weight, self.bias)
+
+    prefill = decode
+
+
+class QuantizedLinear:
+    """Groups of 32 on a 4- or 8-bit kernel. ``prefill_weight`` is the bfloat16 copy for prompt
+    rows, (out, in), or ``None``; ``bias`` is in the activation dtype."""
+
+    def __init__(
+        self, weight: GroupedWeight, device: torch.device, dtype: torch.dtype, *, prefill_copy: bool
+    ) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.bits = kernel_bits(weight)
+        self.packed, self.scales_and_zeros = pack_int4(weight, device)
+        self.bias = None if weight.bias is None else weight.bias.to(device, dtype)
+        self.prefill_weight = (
+            weight.dequantize().to(device, torch.bfloat16) if prefill_copy else None
+        )
+        self.is_phaseless = self.prefill_weight is None
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        matmul = int4_matmul if self.bits == 4 else int8_matmul
+        product = matmul(x, self.packed, self.scales_and_zeros)
+        return product if self.bias is None else product + self.bias
+
+    def prefill(self, x: torch.Tensor) -> torch.Tensor:
+        if self.prefill_weight is None:
+            return self.decode(x)
+        product = dense_matmul(x, self.prefill_weight, None)
+        return product if self.bias is None else product + self.bias
+
+
+class Fp8Linear:
+    """A dense weight rounded to fp8 on its device, one scale a row."""
+
+    is_phaseless = True
+
+    def __init__(self, weight: DenseWeight, device: torch.device, dtype: torch.dtype) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.codes, self.scales = fp8_rows(weight.weight.to(device))
+        self.bias = None if weight.bias is None else weight.bias.to(device, dtype)
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        product = fp8_matmul(x, self.codes, self.scales)
+        return product if self.bias is None else product + self.bias
+
+    prefill = decode
+
+
+class StackedLinear:
+    """Projections of one input whose weights are stored in different formats, side by side."""
+
+    def __init__(self, parts: Sequence[Linear]) -> None:
+        self.parts = list(parts)
+        self.in_features = parts[0].in_features
+        self.out_features = sum(part.out_features for part in parts)
+        self.is_phaseless = all(part.is_phaseless for part in parts)
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.decode(x) for part in self.parts], dim=-1)
+
+    def prefill(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.prefill(x) for part in self.parts], dim=-1)
+
+
+class LinearFactory:
+    """Packs stored weights for one device, and remembers in words what became of them."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        prefill_copies: bool = True,
+        exact: bool = False,
+        fp8: bool = False,
+    ) -> None:
+        """``dtype`` is the activations'. ``prefill_copies=False`` spends no memory on bfloat16
+        copies of quantised weights, at the price of slower prompts. ``exact`` computes everything
+        in ``dtype``, with dequantised weights. ``fp8`` rounds dense projections to it."""
+        assert not (exact and fp8)
+        self.device = device
+        self.dtype = dtype
+        self._exact = exact
+        self._fp8 = fp8
+        self._prefill_copies = prefill_copies and has_fast_bfloat16(device)
+        may_pack = device.type == "cuda" and not exact
+        self._packed_trials = PackedTrials(device, dtype) if may_pack else None
+        self.copied_bytes = 0
+        """What the bfloat16 copies made so far take."""
+
+    def linear(self, stored: StoredWeight, *, prefills: bool = True) -> tuple[Linear, str]:
+        """The projection, and what it runs on. ``prefills=False`` for an output head, which only
+        ever sees the rows whose logits are wanted."""
+        if isinstance(stored, DenseWeight):
+            if self._fp8 and prefills and fp8_reason(stored.shape) is None:
+                return Fp8Linear(stored, self.device, self.dtype), "rounded to fp8, fp8 products"
+            return self._dense(stored), f"{_word(self._matmul_dtype(stored))} products"
+        grouped = as_grouped(stored)
+        reason = self._dense_reason(stored, grouped)
+        # Of what torch's kernels take alone: other copies are in no estimate of memory.
+        copies = reason is None and self._prefill_copies and prefills
+        phases = ""
+        if copies:
+            phases = ", prompts on a bfloat16 copy"
+            self.copied_bytes += stored.codes.numel() * torch.bfloat16.itemsize
+        if self._packed_trials is not None:
+            triton_reason = self._packed_trials.reason_against(stored)
+            if triton_reason is None and (reason or not self._is_torch_faster(stored, grouped)):
+                words = f"{stored.bits}-bit codes in a Triton kernel{phases}"
+                return self._packed(stored, prefill_copy=copies), words
+            if reason and triton_reason:
+                reason = f"{reason}; {triton_reason}"
+        if reason:
+            dense = DenseWeight(weight=stored.dequantize(), bias=stored.bias)
+            return self._dense(dense), f"dequantised: {reason}"
+        assert grouped is not None
+        linear = QuantizedLinear(grouped, self.device, self.dtype, prefill_copy=copies)
+        return linear, f"{linear.bits}-bit kernel{phases}"
+
+    def embedding(self, stored: StoredWeight) -> DenseEmbedding | QuantizedEmbedding:
+        if isinstance(stored, DenseWeight):
+            return DenseEmbedding(stored, self)
+        return QuantizedEmbedding(stored, self)
+
+    def _is_torch_faster(self, stored: PackedWeight, grouped: GroupedWeight | None) -> bool:
+        assert self._packed_trials is not None
+        assert grouped is not None, "torch has a kernel for it"
+
+        def torch_linear() -> Linear:
+            return QuantizedLinear(grouped, self.device, self.dtype, prefill_copy=False)
+
+        return self._packed_trials.is_slower(stored, torch_linear)
+
+    def _packed(self, stored: PackedWeight, *, prefill_copy: bool) -> Linear:
+        from inference.models.cuda.packed import PackedLinear  # triton, where there is a card
+
+        return PackedLinear(stored, self.device, self.dtype, prefill_copy=prefill_copy)
+
+    def _dense(self, stored: DenseWeight) -> DenseLinear:
+        dtype = self._matmul_dtype(stored)
+        weight = stored.weight.to(self.device, dtype)
+        bias = None if stored.bias is None else stored.bias.to(self.device, dtype)
+        return DenseLinear(weight, bias)
+
+    def _dense_reason(self, stored: PackedWeight, grouped: GroupedWeight | None) -> str | None:
+        """Why this weight cannot stay quantised, or ``None``."""
+        if self._exact:
+            return f"{_word(self.dtype)} products were asked for"
+        if grouped is None:
+            return f"torch has no kernel for {stored.bits}-bit codes of this kind"
+        return int4_kernel_reason(grouped, self.device)
+
+    def _matmul_dtype(self, stored: DenseWeight) -> torch.dtype:
+        """bfloat16 weights stay so under float32 activations where the hardware multiplies them."""
+        narrow = stored.weight.dtype == torch.bfloat16 and has_fast_bfloat16(self.device)
+        return torch.bfloat16 if narrow and not self._exact else self.dtype
+
+
+class DenseEmbedding:
+    def __init__(self, stored: DenseWeight, factory: LinearFactory) -> None:
+        self._factory = factory
+        self.table = stored.weight.to(factory.device)
+
+    def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return embedding(token_ids, self.table).to(self._factory.dtype)
+
+    def as_linear(self) -> Linear:
+        linear, _ = self._factory.linear(DenseWeight(weight=self.table), prefills=False)
+        return linear
+
+
+class QuantizedEmbedding:
+    """Rows are dequantised as they are looked up: float32 codes times scales, exactly."""
+
+    def __init__(self, stored: PackedWeight, factory: LinearFactory) -> None:
+        self._factory = factory
+        self._stored = stored
+        self._table: PackedWeight = with_tensors(stored, lambda t: t.to(factory.device))
+
+    def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
+        rows = with_tensors(self._table, lambda tensor: tensor.index_select(0, token_ids))
+        return rows.dequantize().to(self._factory.dtype)
+
+    def as_linear(self) -> Linear:
+        linear, _ = self._factory.linear(self._stored, prefills=False)
+        return linear
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

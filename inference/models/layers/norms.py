@@ -1,0 +1,70 @@
+"""Norms between a layer's parts. Each does the residual sum that comes before it in the same go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.nn.functional import layer_norm
+
+from inference.models.config import ModelConfig
+from inference.models.layers.pointwise import Pointwise
+from inference.models.weights.weight_source import WeightSource
+
+
+class Norm(Protocol):
+    def __call__(
+        self, hidden: torch.Tensor, added: torch.Tensor | None, pointwise: Pointwise
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rows, features) each: ``hidden + added``, or ``hidden`` where nothing is added, and the
+        norm of that. Changes no argument."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm:
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(
+        self, hidden: torch.Tensor, added: torch.Tensor | None, pointwise: Pointwise
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return pointwise.add_and_norm(hidden, added, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    eps: float
+
+    def __call__(
+        self, hidden: torch.Tensor, added: torch.Tensor | None, pointwise: Pointwise
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if added is not None:
+            hidden = hidden + added
+        return hidden, layer_norm(hidden, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class NoNorm:
+    def __call__(
+        self, hidden: torch.Tensor, added: torch.Tensor | None, pointwise: Pointwise
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if added is not None:
+            hidden = hidden + added
+        return hidden, hidden
+
+
+def load_norm(config: ModelConfig, weights: WeightSource, name: str) -> Norm:
+    """``name``: Hugging Face's, without ``.weight``."""
+    if config.norm == "layer":
+        bias = weights.tensor(f"{name}.bias") if weights.has(f"{name}.bias") else None
+        return LayerNorm(weights.tensor(f"{name}.weight"), bias, config.rms_norm_eps)
+    return RMSNorm(rms_weight(config, weights, name), config.rms_norm_eps)
+
+
+def rms_weight(config: ModelConfig, weights: WeightSource, name: str) -> torch.Tensor:
+    """What an RMS norm of this name multiplies with."""
+    weight = weights.tensor(f"{name}.weight")
+    return weight + 1 if config.norm == "rms_plus_one" else weight

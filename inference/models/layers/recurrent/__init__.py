@@ -1,0 +1,1 @@
+"""Layers that keep a state: Gated DeltaNet, Mamba-2, short convolutions."""

@@ -1,0 +1,152 @@
+"""transformers' own modules: their classes, their configs, and their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from inference.models.config import ModelConfig
+from inference.models.errors import (
+    MissingWeightsError,
+    UnsupportedAdapterError,
+    UnsupportedModuleError,
+)
+from inference.models.weights.weight_source import WeightSource
+
+NUM_NAMED = 3
+"""Of tensors that a module has no place for, and of fields of a config that are odd."""
+MOST_VALUE_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModule:
+    module: Any
+    passed_over: str
+    """In words, for the load report: tensors of the files that the module has no place for, but for
+    those that transformers' class declares to be of no use to it. Old files hold masks and tables
+    that modules make by themselves now, so they are no reason to refuse a model; but what is not
+    read may also say that it is not the model that config.json calls it."""
+
+
+def hub_config(config: ModelConfig) -> Any:
+    """As transformers reads it: with its own value for what config.json leaves out."""
+    from transformers import CONFIG_MAPPING
+
+    assert config.module_config is not None, "its family keeps it"
+    return CONFIG_MAPPING[config.architecture].from_dict(_with_floats(dict(config.module_config)))
+
+
+def _with_floats(value: Any) -> Any:
+    """Numbers that JSON has no word for, as transformers writes them."""
+    match value:
+        case {"__float__": str(word), **others} if not others:
+            return float(word)
+        case dict():
+            return {key: _with_floats(inner) for key, inner in value.items()}
+        case list():
+            return [_with_floats(inner) for inner in value]
+    return value
+
+
+def odd_fields(config: ModelConfig) -> list[str]:
+    """In words: fields that are of another kind than transformers' own values, or below nought
+    where those are not. What transformers says of them often lacks their names."""
+    from transformers import CONFIG_MAPPING
+
+    usual = CONFIG_MAPPING[config.architecture]().to_dict()
+    given = dict(config.module_config or {})
+    odd = [(name, value) for name, value in given.items() if _is_odd(value, usual.get(name))]
+    rope = given.get("rope_parameters")
+    if isinstance(rope, dict):
+        odd += [
+            (f"rope_parameters.{name}", value)
+            for name, value in rope.items()
+            if name not in ("rope_type", "type") and _is_odd(value, 1.0)
+        ]
+    return [f"{name} is {repr(value)[:MOST_VALUE_CHARS]}" for name, value in odd]
+
+
+def _is_odd(value: Any, usual: Any) -> bool:
+    if usual is None:
+        return isinstance(value, str) or (_is_number(value) and value < 0)
+    if not _is_number(usual):
+        return isinstance(usual, str | int | list) and type(value) is not type(usual)
+    return not _is_number(value) or value < 0 <= usual
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def no_adapters(config: ModelConfig) -> UnsupportedAdapterError:
+    return UnsupportedAdapterError(
+        f"{config.architecture} is computed by transformers' own module, whose projections take no "
+        "adapters here"
+    )
+
+
+def class_of(config: ModelConfig) -> Any:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(hub_config(config))]
+
+
+def without_weights(config: ModelConfig) -> Any:
+    """On torch's meta device. Raises ``UnsupportedModuleError``."""
+    try:
+        with torch.device("meta"):
+            # In bfloat16: what multiplies experts all at once takes no other dtype there.
+            return class_of(config)._from_config(hub_config(config), dtype=torch.bfloat16).eval()
+    except Exception as error:
+        odd = ", ".join(odd_fields(config)[:NUM_NAMED])
+        raise UnsupportedModuleError(
+            f"transformers builds no {config.architecture!r} of this config.json"
+            f"{f', where {odd}' if odd else ''}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def declared_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Of the module's tensors, by name. Raises ``UnsupportedModuleError``."""
+    tensors = without_weights(config).state_dict()
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def load_module(config: ModelConfig, weights: WeightSource, attention: str | None) -> LoadedModule:
+    """transformers knows what its own files' tensors are called, and which of them it fuses.
+    ``attention``: the name of what attends, ``None`` for transformers' choice. Raises
+    ``MissingWeightsError``."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    # Loops over experts: it multiplies in every dtype.
+    experts = {"experts_implementation": "eager"} if weights.device.type == "cpu" else {}
+    try:
+        model, told = class_of(config).from_pretrained(
+            None,
+            config=hub_config(config),
+            state_dict=weights.all_tensors(),
+            dtype=weights.activation_dtype,
+            attn_implementation=attention,
+            output_loading_info=True,
+            **experts,
+        )
+    except RuntimeError as error:
+        raise MissingWeightsError(
+            f"the weight files do not fit transformers' {class_of(config).__name__}: {error}"
+        ) from error
+    if missing := sorted(told["missing_keys"]):
+        raise MissingWeightsError(f"the weight files lack {_named(missing, 1)}")
+    unknown = sorted(told["unexpected_keys"])
+    passed_over = ""
+    if unknown:
+        passed_over = f"; passed over, as it has no place for them: {_named(unknown, NUM_NAMED)}"
+    return LoadedModule(model.eval().to(weights.device), passed_over)
+
+
+def _named(tensors: Sequence[str], at_most: int) -> str:
+    num_others = len(tensors) - at_most
+    others = f" and {num_others} more" if num_others > 0 else ""
+    return f"{', '.join(tensors[:at_most])}{others}"

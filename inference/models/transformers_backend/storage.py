@@ -1,0 +1,189 @@
+"""What a module's cache keeps, in our blocks and state slots.
+
+    blocks    a pair of (heads, width) for each entry of each token     LayerKV
+    slots     (num_state_slots, *shape) for each state                  float32
+
+Which sequence owns which of them is decided in the engine; this file must not know sequences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+
+from inference.models.batch import EMPTY_STATE, LONE_STATE, Batch
+from inference.models.cache.kv_format import KVFormat
+from inference.models.cache.module_cache import OWN, ModuleCache, StateEntry, TokenEntry
+from inference.models.cache.paged_kv import LayerKV, PagedKV
+from inference.models.config import ModelConfig
+from inference.models.weights.untouched import untouched_zeros
+
+
+class ModuleStorage(PagedKV):
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_tokens: int,
+        kv_format: KVFormat,
+        device: torch.device,
+        num_state_slots: int,
+    ) -> None:
+        super().__init__(config, num_blocks, block_tokens, kv_format, device)
+        assert config.module_cache is not None, "its cache is known by now"
+        self._cache: ModuleCache = config.module_cache
+        self._states = {
+            entry: untouched_zeros((num_state_slots, *entry.shape), torch.float32, device)
+            for entry in self._cache.states
+        }
+
+    def tokens_of(self, layer: int, part: str) -> TokenTensors:
+        """Of a layer that keeps such."""
+        place, entry = next(
+            (place, entry)
+            for place, entry in enumerate(self._cache.tokens)
+            if (entry.layer, entry.part) == (layer, part)
+        )
+        layer_kv = self.layers[place]
+        assert isinstance(layer_kv, LayerKV)
+        return TokenTensors(entry, layer_kv, self.block_tokens)
+
+    def states_of(self, layer: int) -> dict[StateEntry, torch.Tensor]:
+        """The states of a layer of transformers' cache."""
+        return {
+            entry: slots
+            for entry, slots in self._states.items()
+            if entry.layer == layer and entry.kind != OWN
+        }
+
+    def own_states(self) -> dict[StateEntry, torch.Tensor]:
+        """The module's own states, in its order."""
+        return {entry: slots for entry, slots in self._states.items() if entry.kind == OWN}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTensors:
+    """One entry's keys and values of all blocks."""
+
+    entry: TokenEntry
+    layer_kv: LayerKV
+    block_tokens: int
+
+    def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None) -> None:
+        """(1, heads, num_tokens, width) each, (1, num_tokens, width) of keys alone."""
+        if values is None:
+            pair = self._in_halves(keys[0])
+        elif self.entry.is_even:
+            pair = keys[0].transpose(0, 1), values[0].transpose(0, 1)
+        else:
+            flat = [heads[0].transpose(0, 1).flatten(1) for heads in (keys, values)]
+            pair = self._in_halves(torch.cat(flat, dim=1))
+        self.layer_kv.write(slots, *pair)
+
+    def read(
+        self, block_ids: torch.Tensor, first: int, end: int, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of a sequence's positions [first, end), as they were written. Values of keys alone mean
+        nothing."""
+        size = self.block_tokens
+        blocks = block_ids[first // size : -(-end // size)]
+        skipped = first % size
+        pairs = self.layer_kv.gather(blocks, size, dtype)[skipped : skipped + end - first]
+        if self.entry.is_even:
+            keys, values = pairs.permute(1, 2, 0, 3).unsqueeze(1)
+            return keys, values
+        flat, num_tokens = pairs.flatten(1), end - first
+        of_keys = math.prod(self.entry.key_shape)
+        of_values = math.prod(self.entry.value_shape)
+        keys, values = torch.split(flat[:, : of_keys + of_values], [of_keys, of_values], dim=1)
+        if not self.entry.has_values:
+            return keys.unsqueeze(0), values
+        keys = keys.view(1, num_tokens, *self.entry.key_shape).transpose(1, 2)
+        return keys, values.view(1, num_tokens, *self.entry.value_shape).transpose(1, 2)
+
+    def _in_halves(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(num_tokens, features) -> twice (num_tokens, 1, half of them)."""
+        half = self.entry.kv_shape[1]
+        padded = pad(flat, (0, 2 * half - flat.shape[1])).unsqueeze(1)
+        first, second = torch.split(padded, half, dim=2)
+        return first, second
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """Rows [first_row, last_row) of a batch: positions [start, end) of one sequence."""
+
+    first_row: int
+    last_row: int
+    start: int
+    slots: torch.Tensor
+    block_ids: torch.Tensor
+    state_read: int
+    state_write: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.last_row - self.first_row
+
+
+def sequences_of(batch: Batch) -> Iterator[SequenceRows]:
+    """One after the other: those that decode, then the prompts."""
+    if batch.num_decodes:
+        yield from _decodes(batch)
+    for span in batch.spans:
+        yield SequenceRows(
+            span.first_row,
+            span.last_row,
+            span.start,
+            batch.slots[span.first_row : span.last_row],
+            span.block_ids,
+            span.state_read,
+            span.state_write,
+        )
+
+
+def _decodes(batch: Batch) -> Iterator[SequenceRows]:
+    """Host and device meet here: modules are told positions as numbers."""
+    num_rows = batch.num_decodes
+    positions = batch.positions[:num_rows].tolist()
+    reads, writes = (
+        [slot] * num_rows if slots is None else slots.tolist()
+        for slots, slot in ((batch.state_reads, EMPTY_STATE), (batch.state_writes, LONE_STATE))
+    )
+    firsts = batch.first_decodes
+    for first, last in zip(firsts, (*firsts[1:], num_rows), strict=True):
+        yield SequenceRows(
+            first,
+            last,
+            positions[first],
+            batch.slots[first:last],
+            batch.decode_blocks[last - 1],
+            reads[first],
+            writes[first],
+        )
+
+
+def state_entry(
+    layer: int, kind: str, index: int, shape: Sequence[int], dtype: torch.dtype
+) -> StateEntry:
+    is_computed_in = dtype.is_floating_point and dtype != torch.float32
+    return StateEntry(
+        layer=layer,
+        kind=kind,
+        index=index,
+        shape=tuple(shape),
+        dtype=None if is_computed_in else str(dtype).removeprefix("torch."),
+    )
+
+
+def read_state(
+    entry: StateEntry, slots: torch.Tensor, rows: SequenceRows, dtype: torch.dtype
+) -> torch.Tensor:
+    """Returns (1, *shape), a copy: modules change a state in place. ``dtype``: what the module
+    computes in."""
+    kept_in = dtype if entry.dtype is None else getattr(torch, entry.dtype)
+    return slots[rows.state_read].to(kept_in, copy=True)[None]

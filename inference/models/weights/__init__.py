@@ -1,0 +1,1 @@
+"""What models ask of weight files, and weights as files hold them."""

@@ -1,0 +1,103 @@
+"""Loads a layer's mixture of experts: one after the other on a CPU, stacked on a card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn.functional import pad
+
+from inference.models.config import ModelConfig
+from inference.models.layers.experts import (
+    Experts,
+    GatedExpert,
+    GroupedExperts,
+    LoopedExperts,
+    SharedExpert,
+    SparseMlp,
+    gate_of,
+)
+from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.pointwise import TorchPointwise
+from inference.models.parallel.held_experts import HeldExperts, HeldGroupedExperts
+from inference.models.weights.weight_source import WeightSource
+
+CHOICE_BIAS = "gate.e_score_correction_bias"
+
+
+def load_sparse_mlp(config: ModelConfig, weights: WeightSource, index: int) -> SparseMlp:
+    assert config.experts is not None, "its layers are sparse"
+    return load_mixture(config.experts, weights, f"model.layers.{index}.mlp")
+
+
+def load_mixture(config: ExpertsConfig, weights: WeightSource, prefix: str) -> SparseMlp:
+    """The mixture at ``prefix``, as ``model.layers.0.mlp``. Each expert has names of its own:
+    ``loading/expert_files.py`` cuts stacks up."""
+    shared = None
+    if config.shared_intermediate_size is not None:
+        gate = None
+        if config.gates_shared:
+            gate = weights.tensor(f"{prefix}.shared_expert_gate.weight").view(1, -1)
+        names = config.shared_gate_up, config.shared_down
+        shared = SharedExpert(_expert(config, weights, f"{prefix}.shared_expert", *names), gate)
+    experts: Experts
+    if weights.device.type == "cpu":
+        names = config.gate_up, "down_proj"
+        prefixes = expert_prefixes(config, prefix)
+        experts = LoopedExperts([_expert(config, weights, name, *names) for name in prefixes])
+    else:
+        experts = _load_grouped(config, weights, prefix)
+    router_bias = weights.tensor(f"{prefix}.gate.bias") if config.has_bias else None
+    router = weights.tensor(f"{prefix}.gate.weight")
+    if config.held is not None:
+        experts = HeldExperts(experts, config.held)
+    choice_bias = weights.tensor(f"{prefix}.{CHOICE_BIAS}") if config.has_choice_bias else None
+    return SparseMlp(config, router, experts, shared, router_bias, choice_bias)
+
+
+def expert_prefixes(config: ExpertsConfig, prefix: str) -> Iterator[str]:
+    return (f"{prefix}.experts.{index}" for index in config.held_experts)
+
+
+def _expert(
+    config: ExpertsConfig,
+    weights: WeightSource,
+    prefix: str,
+    gate_up_names: tuple[str, ...],
+    down_name: str,
+) -> GatedExpert:
+    gate_up = weights.linear(*(f"{prefix}.{name}" for name in gate_up_names))
+    down = weights.linear(f"{prefix}.{down_name}")
+    gate = gate_of(config, TorchPointwise())
+    return GatedExpert(gate_up, down, gate, has_bias=config.has_bias)
+
+
+def _load_grouped(config: ExpertsConfig, weights: WeightSource, prefix: str) -> GroupedExperts:
+    """Expert by expert onto the device, so that no second copy of all of them is made."""
+    gate_ups, downs = None, None
+    for index, name in enumerate(expert_prefixes(config, prefix)):
+        gate_up = torch.cat([weights.dense(f"{name}.{part}") for part in config.gate_up])
+        down = weights.dense(f"{name}.down_proj")
+        if gate_ups is None or downs is None:
+            gate_ups = gate_up.new_empty((len(config.held_experts), *gate_up.shape))
+            downs = down.new_empty((len(config.held_experts), *down.shape))
+        gate_ups[index], downs[index] = gate_up, down
+    assert gate_ups is not None and downs is not None
+    gate = gate_of(config, TorchPointwise())
+    biases = _load_biases(config, weights, prefix) if config.has_bias else None
+    if config.held is None:
+        return GroupedExperts(gate_ups, downs, gate, biases)
+    if biases is not None:
+        biases = pad(biases[0], (0, 0, 0, 1)), pad(biases[1], (0, 0, 0, 1))
+    return HeldGroupedExperts(gate_ups, downs, gate, biases)
+
+
+def _load_biases(
+    config: ExpertsConfig, weights: WeightSource, prefix: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    gate_ups, downs = [], []
+    for name in expert_prefixes(config, prefix):
+        both = [weights.tensor(f"{name}.{part}_proj.bias") for part in ("gate", "up")]
+        gate_ups.append(torch.cat(both))
+        downs.append(weights.tensor(f"{name}.down_proj.bias"))
+    return torch.stack(gate_ups), torch.stack(downs)

@@ -1,0 +1,97 @@
+"""The seam between weight files and models: what a model asks for, by Hugging Face names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from inference.models.weights.stored import StoredWeight
+
+
+class Phased(Protocol):
+    """A function of rows, whose phase decides which kernel runs.
+
+    ``decode`` and ``prefill`` compute the same. A row's result never depends on what the other rows
+    hold. How many rows there are may change the order in which it is summed, as cuBLAS does: see
+    "Exactness" in docs/architecture.md.
+    """
+
+    @property
+    def is_phaseless(self) -> bool:
+        """Whether both run the same kernel, so that rows of both phases can share one product."""
+        ...
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        """(num_rows, in_features) in the activation dtype -> (num_rows, out_features), same dtype.
+        For single-token rows: few rows, memory bound."""
+        ...
+
+    def prefill(self, x: torch.Tensor) -> torch.Tensor:
+        """(num_rows, in_features) -> (num_rows, out_features). For prompt rows: compute bound."""
+        ...
+
+
+class Linear(Phased, Protocol):
+    """A projection that may keep its weight quantised. Not a torch Parameter: inference only."""
+
+    in_features: int
+    out_features: int
+
+
+class Embedding(Protocol):
+    def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """(num_tokens,) int64 -> (num_tokens, hidden_size) in the activation dtype."""
+        ...
+
+    def as_linear(self) -> Linear:
+        """The output head that shares this table (``tie_embeddings``)."""
+        ...
+
+
+class WeightSource(Protocol):
+    """Opened weight files. Names are Hugging Face's (``model.layers.0.self_attn.q_proj.weight``),
+    GGUF names are translated and its rotary row order undone before they come out here."""
+
+    activation_dtype: torch.dtype
+    device: torch.device
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A dense tensor (norms, biases) in the activation dtype on the device.
+        Raises ``MissingTensorError``."""
+        ...
+
+    def has(self, name: str) -> bool: ...
+
+    def linear(self, *names: str) -> Linear:
+        """The named weights, each (out_features, in_features), stacked along out_features in the
+        order given: one fused projection. Biases (``<name>.bias`` beside ``<name>.weight``) come
+        along where the files have them. Names are given without ``.weight``."""
+        ...
+
+    def embedding(self, name: str) -> Embedding: ...
+
+    def dense(self, name: str) -> torch.Tensor:
+        """The named weight, without its bias, in the activation dtype on the device, whatever its
+        file holds: for kernels that take several weights as one tensor."""
+        ...
+
+    def stored(self, name: str) -> StoredWeight:
+        """On the CPU and as its file holds it: for kernels that pack weights in their own way."""
+        ...
+
+    def stored_parts(self, *names: str) -> Sequence[StoredWeight]:
+        """The same weights as ``linear`` stacks, like ``stored``. Neighbours stored alike come as
+        one, so there is one more for each change of format."""
+        ...
+
+    def all_tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor of the files by its name there, dense and on the CPU: floats in the
+        activation dtype, integers as they are. For a module that knows what to make of them
+        itself."""
+        ...
+
+    def report(self) -> str:
+        """For people: which weights stayed packed and with which kernel, which were dequantised."""
+        ...

@@ -1,0 +1,250 @@
+"""The mixture of experts against transformers' own blocks, in both ways to multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import (
+    Glm4MoeConfig,
+    MixtralConfig,
+    NemotronHConfig,
+    OlmoeConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHTopkRouter
+from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+from inference.loading.expert_files import by_expert
+from inference.loading.opened_weights import OpenedWeights
+from inference.loading.safetensors_tensors import SafetensorsFiles
+from inference.models.layers.experts import (
+    GroupedExperts,
+    Routes,
+    SortedRows,
+    SparseMlp,
+    route,
+)
+from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.linear import LinearFactory
+from inference.models.layers.pointwise import TorchPointwise
+from inference.models.weights.experts_loading import expert_prefixes, load_mixture
+
+HIDDEN, INNER, SHARED_INNER, NUM_EXPERTS, PER_TOKEN, NUM_ROWS = 32, 16, 48, 6, 3, 40
+CPU = torch.device("cpu")
+PREFIX = "model.layers.0.mlp"
+
+QWEN_SIZES = {
+    "hidden_size": HIDDEN,
+    "moe_intermediate_size": INNER,
+    "num_experts": NUM_EXPERTS,
+    "num_experts_per_tok": PER_TOKEN,
+}
+PLAIN_SIZES = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_experts": NUM_EXPERTS,
+    "num_experts_per_tok": PER_TOKEN,
+}
+SIZES = {
+    "num_experts": NUM_EXPERTS,
+    "experts_per_token": PER_TOKEN,
+    "intermediate_size": INNER,
+}
+BLOCKS: dict[str, tuple[Callable[[], Any], ExpertsConfig]] = {
+    "qwen3_moe": (
+        lambda: Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(**QWEN_SIZES, norm_topk_prob=True)),
+        ExpertsConfig(**SIZES, normalizes=True),
+    ),
+    "qwen3_moe, weights as they are": (
+        lambda: Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(**QWEN_SIZES, norm_topk_prob=False)),
+        ExpertsConfig(**SIZES),
+    ),
+    "mixtral": (
+        lambda: MixtralSparseMoeBlock(MixtralConfig(**PLAIN_SIZES)),
+        ExpertsConfig(**SIZES, normalizes=True),
+    ),
+    "olmoe": (lambda: OlmoeSparseMoeBlock(OlmoeConfig(**PLAIN_SIZES)), ExpertsConfig(**SIZES)),
+    "qwen2_moe": (
+        lambda: Qwen2MoeSparseMoeBlock(
+            Qwen2MoeConfig(**QWEN_SIZES, shared_expert_intermediate_size=SHARED_INNER)
+        ),
+        ExpertsConfig(**SIZES, shared_intermediate_size=SHARED_INNER),
+    ),
+}
+
+
+def random_block(name: str) -> torch.nn.Module:
+    torch.manual_seed(3)
+    block: torch.nn.Module = BLOCKS[name][0]().eval()
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return block
+
+
+def loaded(name: str, block: torch.nn.Module, folder: Path, *, stacked: bool) -> SparseMlp:
+    weights = opened(block, folder, stacked=stacked)
+    return load_mixture(BLOCKS[name][1], weights, PREFIX)
+
+
+def opened(block: torch.nn.Module, folder: Path, *, stacked: bool) -> OpenedWeights:
+    """As files hold it: experts in stacks, or each by its own name."""
+    state = {f"{PREFIX}.{key}": value for key, value in block.state_dict().items()}
+    if not stacked:
+        gate_up = state.pop(f"{PREFIX}.experts.gate_up_proj")
+        down = state.pop(f"{PREFIX}.experts.down_proj")
+        for expert in range(NUM_EXPERTS):
+            own = f"{PREFIX}.experts.{expert}"
+            gate, up = gate_up[expert].chunk(2)
+            for part, weight in (("gate", gate), ("up", up), ("down", down[expert])):
+                state[f"{own}.{part}_proj.weight"] = weight.contiguous()
+    file = folder / "experts.safetensors"
+    save_file(state, file)
+    files = by_expert(SafetensorsFiles([file]))
+    return OpenedWeights(files, LinearFactory(CPU, torch.float32, exact=True), lambda _: None)
+
+
+def grouped(config: ExpertsConfig, weights: OpenedWeights) -> GroupedExperts:
+    """What a card gets; torch multiplies groups on the CPU as well."""
+    gate_up, down = [], []
+    for own in expert_prefixes(config, PREFIX):
+        gate_up.append(torch.cat([weights.dense(f"{own}.{p}_proj") for p in ("gate", "up")]))
+        down.append(weights.dense(f"{own}.down_proj"))
+    return GroupedExperts(torch.stack(gate_up), torch.stack(down), TorchPointwise().gate)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("stacked", [False, True], ids=["each by itself", "stacked"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_rows_are_as_the_reference_has_them(tmp_path: Path, name: str, stacked: bool) -> None:
+    block = random_block(name)
+    x = torch.randn(NUM_ROWS, HIDDEN)
+    expected = block(x.unsqueeze(0)).squeeze(0)
+    mlp = loaded(name, block, tmp_path, stacked=stacked)
+    torch.testing.assert_close(mlp.prefill(x), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(mlp.decode(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["qwen3_moe", "olmoe"])
+def test_grouped_products_are_as_the_loop(tmp_path: Path, name: str) -> None:
+    block, config = random_block(name), BLOCKS[name][1]
+    x = torch.randn(NUM_ROWS, HIDDEN)
+    weights = opened(block, tmp_path, stacked=True)
+    mlp = SparseMlp(config, weights.tensor(f"{PREFIX}.gate.weight"), grouped(config, weights))
+    expected = block(x.unsqueeze(0)).squeeze(0)
+    torch.testing.assert_close(mlp.decode(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_decoded_row_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
+    """To the bit: how many neighbours share an expert follows from what they say."""
+    mlp = loaded("qwen2_moe", random_block("qwen2_moe"), tmp_path, stacked=True)
+    x = torch.randn(NUM_ROWS, HIDDEN)
+    experts_only = SparseMlp(mlp.config, mlp._router, mlp._experts)
+    alone = torch.cat([experts_only.decode(x[i : i + 1]) for i in range(NUM_ROWS)])
+    routes = route(mlp.config, torch.cat([x[i : i + 1] @ mlp._router.T for i in range(NUM_ROWS)]))
+    assert torch.equal(mlp._experts.decode(x, routes), alone)
+
+
+@torch.inference_mode()
+def test_what_is_not_a_number_stays_in_its_row(tmp_path: Path) -> None:
+    block = random_block("qwen2_moe")
+    mlp = loaded("qwen2_moe", block, tmp_path, stacked=True)
+    x = torch.randn(NUM_ROWS, HIDDEN)
+    expected = mlp.prefill(x)
+    x[7, 3] = float("nan")
+    others = [row for row in range(NUM_ROWS) if row != 7]
+    for actual in (mlp.prefill(x), mlp.decode(x)):
+        assert actual[7].isnan().all()
+        torch.testing.assert_close(actual[others], expected[others], rtol=1e-4, atol=1e-5)
+
+
+def test_no_expert_is_hit_by_no_rows(tmp_path: Path) -> None:
+    mlp = loaded("qwen3_moe", random_block("qwen3_moe"), tmp_path, stacked=True)
+    assert mlp.decode(torch.empty(0, HIDDEN)).shape == (0, HIDDEN)
+    assert mlp.prefill(torch.empty(0, HIDDEN)).shape == (0, HIDDEN)
+
+
+def test_weights_of_each_scoring() -> None:
+    logits = torch.tensor([[2.0, 0.0, 1.0, -1.0]])
+    sizes = {"num_experts": 4, "experts_per_token": 2, "intermediate_size": 1}
+    all_scores = torch.softmax(logits, dim=-1)[0]
+    cases: list[tuple[ExpertsConfig, torch.Tensor]] = [
+        (ExpertsConfig(**sizes), all_scores[[0, 2]]),
+        (ExpertsConfig(**sizes, normalizes=True), torch.softmax(logits[0, [0, 2]], dim=-1)),
+        (ExpertsConfig(**sizes, scoring="sigmoid"), logits[0, [0, 2]].sigmoid()),
+        (
+            ExpertsConfig(**sizes, scoring="softmax_of_chosen"),
+            torch.softmax(logits[0, [0, 2]], dim=-1),
+        ),
+    ]
+    for config, expected in cases:
+        routes = route(config, logits)
+        assert routes.experts.tolist() == [[0, 2]]
+        torch.testing.assert_close(routes.weights[0], expected)
+
+
+def test_rows_are_sorted_by_expert() -> None:
+    routes = Routes(torch.tensor([[3, 1], [1, 0]]), torch.tensor([[0.75, 0.25], [0.5, 0.125]]))
+    sorted_rows = SortedRows.of(routes, 5)
+    assert sorted_rows.rows.tolist() == [1, 0, 1, 0]
+    assert sorted_rows.weights.flatten().tolist() == [0.125, 0.25, 0.5, 0.75]
+    assert sorted_rows.ends.tolist() == [1, 3, 3, 4, 4]
+
+
+ROUTERS: dict[str, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
+    "glm4_moe": (Glm4MoeTopkRouter, Glm4MoeConfig),
+    "nemotron_h": (NemotronHTopkRouter, NemotronHConfig),
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("normalizes", [False, True])
+@pytest.mark.parametrize(("num_groups", "chosen"), [(1, 1), (2, 1), (4, 3), (6, 2), (12, 12)])
+@pytest.mark.parametrize("name", ROUTERS)
+def test_experts_of_groups_are_those_of_transformers(
+    name: str, num_groups: int, chosen: int, normalizes: bool
+) -> None:
+    router_class, config_class = ROUTERS[name]
+    generator = torch.Generator().manual_seed(num_groups)
+    router = router_class(
+        config_class(
+            hidden_size=HIDDEN,
+            n_routed_experts=24,
+            num_experts_per_tok=4,
+            n_group=num_groups,
+            topk_group=chosen,
+            norm_topk_prob=normalizes,
+            routed_scaling_factor=1.5,
+        )
+    )
+    router.weight.copy_(torch.randn(24, HIDDEN, generator=generator) * 0.3)
+    router.e_score_correction_bias.copy_(torch.rand(24, generator=generator) - 0.5)
+    rows = torch.randn(NUM_ROWS, HIDDEN, generator=generator)
+    logits, weights, experts = router(rows)
+    config = ExpertsConfig(
+        num_experts=24,
+        experts_per_token=4,
+        intermediate_size=INNER,
+        scoring="sigmoid",
+        normalizes=normalizes,
+        weight_scale=1.5,
+        has_choice_bias=True,
+        num_groups=num_groups,
+        groups_per_token=chosen,
+    )
+    ours = route(config, logits, router.e_score_correction_bias)
+    theirs = torch.zeros(NUM_ROWS, 24).scatter(1, experts, weights)
+    torch.testing.assert_close(
+        torch.zeros(NUM_ROWS, 24).scatter(1, ours.experts, ours.weights), theirs
+    )

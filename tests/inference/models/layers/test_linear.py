@@ -1,0 +1,249 @@
+"""Quantised projections against their dequantised weights, and rows against themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inference.models.layers.kernels import (
+    LARGEST_FP8,
+    fp8_rows,
+    has_fp8,
+    int4_kernel_reason,
+    int8_matmul,
+    pack_int4,
+)
+from inference.models.layers.linear import (
+    DenseLinear,
+    Fp8Linear,
+    LinearFactory,
+    QuantizedLinear,
+    StackedLinear,
+)
+from inference.models.weights.stored import GROUP_FEATURES, DenseWeight, GroupedWeight, StoredWeight
+
+CPU = torch.device("cpu")
+RELATIVE_TOLERANCE = 0.01
+"""Of the output's root mean square: the kernels read activations and scales as bfloat16, whose
+steps are 1/256 of a value, and round their result to it."""
+
+DEVICES = [
+    pytest.param("cpu", id="cpu"),
+    pytest.param(
+        "cuda",
+        id="cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ],
+    ),
+]
+
+requires_int4 = pytest.mark.skipif(
+    not torch.cpu._is_avx2_supported(), reason="the 4-bit CPU kernel needs AVX2"
+)
+
+
+def grouped(
+    bits: int, out_features: int, in_features: int, *, bias: bool = False, seed: int = 0
+) -> GroupedWeight:
+    generator = torch.Generator().manual_seed(seed)
+    num_groups = in_features // GROUP_FEATURES
+    scales = torch.rand(out_features, num_groups, generator=generator).half() * 0.02 + 0.005
+    shape = (out_features, in_features)
+    if bits == 4:
+        codes = torch.randint(0, 16, shape, generator=generator, dtype=torch.uint8)
+        minimums = -scales * 7.5
+    else:
+        half = 2 ** (bits - 1)
+        codes = torch.randint(-half, half, shape, generator=generator, dtype=torch.int8)
+        minimums = None
+    return GroupedWeight(
+        bits=bits,
+        codes=codes,
+        scales=scales,
+        minimums=minimums,
+        bias=torch.randn(out_features, generator=generator) if bias else None,
+    )
+
+
+def expected(stored: StoredWeight, x: torch.Tensor) -> torch.Tensor:
+    weight = stored.weight if isinstance(stored, DenseWeight) else stored.dequantize()
+    product = x.double() @ weight.double().T
+    return product if stored.bias is None else product + stored.bias.double()
+
+
+def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    wanted = wanted.to(found.device)
+    error = (found.double() - wanted).pow(2).mean().sqrt()
+    assert error < RELATIVE_TOLERANCE * wanted.pow(2).mean().sqrt()
+
+
+@requires_int4
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bits", [4, 5, 6, 8])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(48, 64), (192, 576), (64, 1536)])
+@pytest.mark.parametrize("num_rows", [1, 3, 32, 100])
+def test_both_phases_match_the_dequantised_weight(
+    device: str, bits: int, bias: bool, shape: tuple[int, int], num_rows: int
+) -> None:
+    stored = grouped(bits, *shape, bias=bias)
+    place = torch.device(device)
+    for copies in (True, False):
+        factory = LinearFactory(place, torch.float32, prefill_copies=copies)
+        factory._packed_trials = None  # torch's kernels, also where Triton's are faster
+        linear, outcome = factory.linear(stored)
+        assert isinstance(linear, QuantizedLinear)
+        assert outcome.startswith(f"{4 if bits == 4 else 8}-bit kernel")
+        assert (linear.out_features, linear.in_features) == shape
+        x = torch.randn(num_rows, shape[1])
+        for phase in (linear.decode, linear.prefill):
+            found = phase(x.to(place))
+            assert found.dtype == torch.float32 and found.shape == (num_rows, shape[0])
+            assert_close(found, expected(stored, x))
+
+
+@requires_int4
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_row_alone_equals_the_row_in_a_batch(bits: int) -> None:
+    """Decoding is exact: every row is summed in the same order. The prompt kernel is a library's
+    matrix product, whose order may depend on the number of rows: up to float rounding."""
+    linear, _ = LinearFactory(CPU, torch.float32).linear(grouped(bits, 960, 576))
+    x = torch.randn(32, 576)
+    x[7] *= 1000.0  # a loud neighbour must not change anybody's scale
+    alone = torch.cat([linear.decode(row) for row in x.split(1)])
+    assert torch.equal(linear.decode(x), alone)
+    assert torch.equal(linear.decode(x[5:11]), alone[5:11])
+    prompt = torch.cat([linear.prefill(row) for row in x.split(1)])
+    assert torch.allclose(linear.prefill(x), prompt, rtol=0.02, atol=0.02)
+
+
+@requires_int4
+def test_eight_bits_are_exact_as_two_digits() -> None:
+    """Powers of two as scales and one-hot rows leave nothing to round."""
+    codes = torch.arange(-128, 128, dtype=torch.int8).repeat(16, 1)
+    stored = GroupedWeight(bits=8, codes=codes, scales=torch.full((16, 8), 0.25))
+    packed, scales_and_zeros = pack_int4(stored, CPU)
+    found = int8_matmul(torch.eye(256), packed, scales_and_zeros)
+    assert torch.equal(found.T, codes * 0.25)
+
+
+def test_an_awkward_shape_is_dequantised_and_said_so() -> None:
+    stored = grouped(4, 50, 64)
+    linear, outcome = LinearFactory(CPU, torch.float32).linear(stored)
+    assert isinstance(linear, DenseLinear)
+    assert outcome.startswith("dequantised: ")
+    x = torch.randn(2, 64)
+    assert_close(linear.decode(x), expected(stored, x))
+
+
+def test_a_device_without_a_kernel_is_named() -> None:
+    assert "meta" in (int4_kernel_reason(grouped(4, 48, 64), torch.device("meta")) or "")
+
+
+def test_exact_products_dequantise() -> None:
+    stored = grouped(4, 48, 64, bias=True)
+    linear, outcome = LinearFactory(CPU, torch.float32, exact=True).linear(stored)
+    assert outcome == "dequantised: float32 products were asked for"
+    x = torch.randn(4, 64)
+    assert torch.allclose(linear.decode(x).double(), expected(stored, x), atol=1e-5)
+
+
+@pytest.mark.parametrize("stored_dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dense_weights_answer_in_the_activation_dtype(
+    stored_dtype: torch.dtype, dtype: torch.dtype
+) -> None:
+    weight = torch.randn(24, 32).to(stored_dtype)
+    stored = DenseWeight(weight=weight, bias=torch.randn(24).to(stored_dtype))
+    x = torch.randn(5, 32).to(dtype)
+    linear, _ = LinearFactory(CPU, dtype).linear(stored)
+    assert linear.decode(x).dtype == dtype
+    assert_close(linear.decode(x), expected(stored, x))
+    assert torch.equal(linear.prefill(x), linear.decode(x))
+
+
+def test_stacked_parts_stand_side_by_side() -> None:
+    first, second = DenseLinear(torch.randn(3, 8)), DenseLinear(torch.randn(5, 8))
+    stacked = StackedLinear([first, second])
+    x = torch.randn(2, 8)
+    assert torch.equal(stacked.decode(x), torch.cat([first.decode(x), second.decode(x)], dim=-1))
+    assert torch.equal(stacked.prefill(x), stacked.decode(x))
+
+
+@pytest.mark.parametrize("bits", [4, 6, 8])
+def test_embeddings_are_looked_up_exactly(bits: int) -> None:
+    stored = grouped(bits, 64, 32)
+    ids = torch.tensor([3, 0, 63, 3])
+    embedding = LinearFactory(CPU, torch.float32).embedding(stored)
+    assert torch.equal(embedding.lookup(ids), stored.dequantize()[ids])
+
+
+@requires_int4
+def test_a_tied_head_spends_no_memory_on_prompts() -> None:
+    stored = grouped(8, 64, 32)
+    head = LinearFactory(CPU, torch.float32).embedding(stored).as_linear()
+    assert isinstance(head, QuantizedLinear) and head.prefill_weight is None
+    x = torch.randn(3, 32)
+    assert_close(head.decode(x), expected(stored, x))
+
+
+def test_a_dense_tied_head() -> None:
+    table = DenseWeight(weight=torch.randn(64, 32).bfloat16())
+    embedding = LinearFactory(CPU, torch.float32).embedding(table)
+    assert embedding.lookup(torch.tensor([5])).dtype == torch.float32
+    x = torch.randn(3, 32)
+    assert_close(embedding.as_linear().decode(x), expected(table, x))
+
+
+FP8_STEP = 2**-4
+"""Half of the distance between fp8's neighbours, at most, as a part of the number."""
+
+
+def test_fp8_rows_keep_each_value_within_half_a_step() -> None:
+    matrix = torch.randn(40, 64, generator=torch.Generator().manual_seed(4)).bfloat16().float()
+    matrix[3] = 0
+    codes, scales = fp8_rows(matrix.bfloat16())
+    assert scales.shape == (40, 1)
+    assert (codes.float().abs().amax(dim=1)[:3] == LARGEST_FP8).all()
+    smallest_step = scales * 2**-9
+    error = (codes.float() * scales - matrix).abs()
+    assert (error <= matrix.abs() * FP8_STEP * 1.01 + smallest_step).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 3, 33])
+def test_fp8_multiplies_what_it_rounded(device: str, bias: bool, num_rows: int) -> None:
+    """On a CPU torch computes the same operator without the hardware."""
+    if device == "cuda" and not has_fp8(torch.device(device)):
+        pytest.skip("needs compute capability 8.9")
+    generator = torch.Generator().manual_seed(6)
+    dense = DenseWeight(
+        weight=torch.randn(48, 64, generator=generator).bfloat16(),
+        bias=torch.randn(48, generator=generator) if bias else None,
+    )
+    factory = LinearFactory(torch.device(device), torch.bfloat16, fp8=True)
+    linear, outcome = factory.linear(dense)
+    assert isinstance(linear, Fp8Linear) and outcome == "rounded to fp8, fp8 products"
+    x = torch.randn(num_rows, 64, generator=generator).bfloat16()
+    rounded = DenseWeight(weight=through_fp8(dense.weight), bias=dense.bias)
+    for phase in (linear.decode, linear.prefill):
+        found = phase(x.to(device))
+        assert found.dtype == torch.bfloat16
+        assert_close(found, expected(rounded, through_fp8(x)))
+
+
+def through_fp8(matrix: torch.Tensor) -> torch.Tensor:
+    codes, scales = fp8_rows(matrix)
+    return codes.float() * scales
+
+
+@pytest.mark.parametrize(("shape", "prefills"), [((40, 64), True), ((48, 64), False)])
+def test_fp8_leaves_other_shapes_and_output_heads_dense(
+    shape: tuple[int, int], prefills: bool
+) -> None:
+    factory = LinearFactory(CPU, torch.bfloat16, fp8=True)
+    linear, _ = factory.linear(DenseWeight(weight=torch.zeros(shape)), prefills=prefills)
+    assert isinstance(linear, DenseLinear)
