@@ -22,9 +22,9 @@ import redis
 
 from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, default_model_spec
 from inference.garbage import keep_imports
-from inference.loading.gguf_header import read_headers
-from inference.loading.gguf_tokenizer_files import tokenizer_directory
-from inference.loading.sources import fetch_files
+from inference.loading.gguf.header import read_headers
+from inference.loading.gguf.tokenizer_files import tokenizer_directory
+from inference.loading.sources.sources import fetch_files
 from inference.neuron.events.usage_reports import UsageReportBook
 from inference.neuron.requests.intake.intake import Intake
 from inference.neuron.requests.intake.preparing_marks import PreparingMarks

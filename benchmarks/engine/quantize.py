@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from inference.loading.quantize import LARGEST_4_BIT_CODE, Bits, quantize
+from inference.loading.weights.quantize import LARGEST_4_BIT_CODE, Bits, quantize
 from inference.models.weights.stored import GROUP_FEATURES
 
 BITS: tuple[Bits, ...] = (8, 6, 5, 4)

@@ -32,11 +32,11 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from fleet.hub.errors import HubUnavailableError, RepositoryUnknownError
 from fleet.hub.offers import HubRepository
-from inference.loading.deadline import DeadlineError, within
-from inference.loading.embedding_config import check_directory_config
+from inference.loading.embedding.embedding_config import check_directory_config
 from inference.loading.errors import LoadError
-from inference.loading.files import SAFETENSORS_NAME, config_files
-from inference.loading.huggingface import HuggingFaceHub
+from inference.loading.sources.deadline import DeadlineError, within
+from inference.loading.sources.files import SAFETENSORS_NAME, config_files
+from inference.loading.sources.huggingface import HuggingFaceHub
 
 TIMEOUT_S = 10.0
 """Bounds each read."""

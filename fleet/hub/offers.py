@@ -12,7 +12,12 @@ from fleet.placement.needs import Needs
 from fleet.placement.returning import UnavailableHost, is_large_enough, unavailable_hosts
 from fleet.snapshot import FleetSnapshot
 from inference.loading.errors import LoadError
-from inference.loading.files import SAFETENSORS_NAME, GGUFVariant, check_shards, gguf_variants
+from inference.loading.sources.files import (
+    SAFETENSORS_NAME,
+    GGUFVariant,
+    check_shards,
+    gguf_variants,
+)
 from inference.models.families.registry import check_gguf_architecture
 
 MIB = 1024**2

@@ -13,7 +13,7 @@ from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.isolation import isolate
 from inference.loading.errors import LoadError
 from inference.loading.host_memory import host_memory
-from inference.loading.sources import fetch_files
+from inference.loading.sources.sources import fetch_files
 from inference.protocol.load import LoadProgress, LoadSpec
 
 MODEL_CACHE_DIR = REPOSITORY_DIR / "var" / "test-cache" / "models"

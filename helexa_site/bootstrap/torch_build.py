@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helexa_site.bootstrap.requirements import Requirement
-from inference.loading.deadline import DeadlineError, within
+from inference.loading.sources.deadline import DeadlineError, within
 from inference.settings.installation import TORCH_CPU_INDEX
 
 ANSWER_TIMEOUT_S = 5.0

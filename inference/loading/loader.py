@@ -15,9 +15,11 @@ from pathlib import Path
 
 import torch
 
-from inference.loading.checked_config import check_tower
-from inference.loading.checked_shapes import check_module_tensors, check_tensors
-from inference.loading.config import read_directory_config
+from inference.loading.config.checked_config import check_tower
+from inference.loading.config.checked_shapes import check_module_tensors, check_tensors
+from inference.loading.config.hub_config import read_directory_config
+from inference.loading.config.learnt_config import learnt_config
+from inference.loading.config.malformed import refuses_malformed
 from inference.loading.devices import (
     choose_device,
     choose_dtype,
@@ -26,22 +28,16 @@ from inference.loading.devices import (
     ranks_on_one_device,
     use_device,
 )
-from inference.loading.directory_tokenizer import directory_tokenizer
-from inference.loading.embedding_config import read_embedding_config
-from inference.loading.embedding_files import OpenedEmbeddingModel
-from inference.loading.embedding_loader import open_embedding_model
-from inference.loading.expert_files import by_expert
-from inference.loading.files import ModelFiles
-from inference.loading.gguf_config import read_gguf_config
-from inference.loading.gguf_header import read_headers
-from inference.loading.gguf_tensors import GGUFTensorFiles
-from inference.loading.gguf_tokenizer_files import tokenizer_directory
-from inference.loading.gguf_vocabulary import check_vocabulary
+from inference.loading.embedding.embedding_config import read_embedding_config
+from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
+from inference.loading.embedding.embedding_loader import open_embedding_model
+from inference.loading.gguf.config import read_gguf_config
+from inference.loading.gguf.header import read_headers
+from inference.loading.gguf.tensors import GGUFTensorFiles
+from inference.loading.gguf.tokenizer_files import tokenizer_directory
+from inference.loading.gguf.vocabulary import check_vocabulary
 from inference.loading.image_processor import with_bounded_pixels
 from inference.loading.kv_choice import foreseen_kv_format
-from inference.loading.learnt_config import learnt_config
-from inference.loading.malformed import refuses_malformed
-from inference.loading.opened_weights import OpenedWeights
 from inference.loading.preflight import (
     LargestStep,
     MemoryNeed,
@@ -50,12 +46,16 @@ from inference.loading.preflight import (
     memory_need,
 )
 from inference.loading.progress import OnProgress
-from inference.loading.quantized_files import QuantizedFiles, check_quantization
-from inference.loading.rank_files import RankFiles, rank_shares
-from inference.loading.safetensors_model import open_safetensors
-from inference.loading.sources import fetch_files, fetch_tokenizer
-from inference.loading.tensor_files import TensorFiles
-from inference.loading.unquantized import Unquantized, open_unquantized
+from inference.loading.safetensors.model import open_safetensors
+from inference.loading.sources.files import ModelFiles
+from inference.loading.sources.sources import fetch_files, fetch_tokenizer
+from inference.loading.tokenizers.directory_tokenizer import directory_tokenizer
+from inference.loading.weights.expert_files import by_expert
+from inference.loading.weights.opened_weights import OpenedWeights
+from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization
+from inference.loading.weights.rank_files import RankFiles, rank_shares
+from inference.loading.weights.tensor_files import TensorFiles
+from inference.loading.weights.unquantized import Unquantized, open_unquantized
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layers.linear import LinearFactory
@@ -219,7 +219,7 @@ def _describe(
             header, cache_dir, lambda repo: fetch_tokenizer(repo, cache_dir, on_progress)
         )
     if family_of(config).is_foreign:
-        from inference.loading.gguf_module import DequantisedTensors  # imports transformers
+        from inference.loading.gguf.module import DequantisedTensors  # imports transformers
 
         return _Described(config, DequantisedTensors(header, config), tokenizer_dir, "")
     with refuses_malformed(f"the header of {header.path.name}"):

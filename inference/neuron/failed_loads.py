@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from inference.loading.disk import free_disk_bytes
-from inference.loading.hub_cache import hub_cache_dir
-from inference.loading.source_identity import hub_identity, local_identity, weights_identity
+from inference.loading.sources.disk import free_disk_bytes
+from inference.loading.sources.hub_cache import hub_cache_dir
+from inference.loading.sources.source_identity import hub_identity, local_identity, weights_identity
 from inference.neuron.loads.load import Load
 from inference.neuron.replicas.replica import Replica
 from inference.neuron.retry_conditions import Conditions, has_improved

@@ -9,12 +9,12 @@ import msgspec
 
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.speculation import drafts_problem
-from inference.loading.embedding_files import OpenedEmbeddingModel
+from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.loading.errors import BadSourceError
 from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress
-from inference.loading.shared_vocabulary import check_shared_vocabulary
+from inference.loading.tokenizers.shared_vocabulary import check_shared_vocabulary
 from inference.models.cache.kv_format import kv_bytes_per_block
 from inference.models.cache.layout import cache_layout
 from inference.models.graphed import GraphedDecoder

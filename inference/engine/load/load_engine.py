@@ -41,7 +41,7 @@ from inference.engine.ranks.lead import check_ranks, with_ranks
 from inference.engine.ranks.ranked_model import RankedModel
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.rates import PrefillAverage
-from inference.loading.embedding_files import OpenedEmbeddingModel
+from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.loading.image_processor import open_image_processor
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress

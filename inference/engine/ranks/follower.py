@@ -49,7 +49,7 @@ from inference.loading.devices import free_memory_bytes
 from inference.loading.errors import BadSourceError, LoadError
 from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
-from inference.loading.pip_child import die_with_parent
+from inference.loading.sources.pip_child import die_with_parent
 from inference.logs.setup import configure_logging
 from inference.models.cache.kv_format import kv_bytes_per_block
 from inference.models.cache.layout import cache_layout

@@ -41,8 +41,8 @@ from inference.engine.serving.served import AnyEngine, Served
 from inference.engine.serving.watchdog import StepWatchdog, step_timeout_s
 from inference.environment import forget_secrets
 from inference.garbage import keep_imports
-from inference.loading.disk import is_disk_full
 from inference.loading.errors import LoadError
+from inference.loading.sources.disk import is_disk_full
 from inference.logs.setup import configure_logging
 from inference.models.errors import (
     MissingWeightsError,

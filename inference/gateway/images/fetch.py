@@ -26,7 +26,7 @@ from inference.gateway.images.hosts import (
     check_resolved,
     image_address,
 )
-from inference.loading.deadline import MAX_THREADS, DeadlineError, within
+from inference.loading.sources.deadline import MAX_THREADS, DeadlineError, within
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 and what both kinds of files say of the experts.
 
 Hugging Face's files hold each expert by itself, GGUF holds a layer's in one tensor; both come out
-of ``loading/expert_files.py`` one by one.
+of ``loading/weights/expert_files.py`` one by one.
 """
 
 from __future__ import annotations

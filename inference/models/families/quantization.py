@@ -1,7 +1,7 @@
 """What config.json says of safetensors that hold quantised weights, and which of those are read.
 
-``loading/packed_files.py`` reads them: each matrix as its tensors say, which is more exact than
-what config.json says of all.
+``loading/safetensors/packed_files.py`` reads them: each matrix as its tensors say, which is more
+exact than what config.json says of all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Method = Literal["fp8", "gptq", "awq", "compressed-tensors"]
 """``quant_method`` of config.json."""
 
 MXFP4, MXFP4_MODEL = "mxfp4", "gpt_oss"
-"""``loading/interleaved_experts.py`` reads those."""
+"""``loading/safetensors/interleaved_experts.py`` reads those."""
 READ_BITS = (4, 8)
 READ_FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
 """The formats of compressed-tensors; ``naive-quantized`` is either of the two before it."""

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from inference.loading.fetch import Fetched
 from inference.loading.progress import OnProgress
-from inference.loading.sources import local_file_bytes
+from inference.loading.sources.fetch import Fetched
+from inference.loading.sources.sources import local_file_bytes
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.load import Load, Room
 from inference.neuron.loads.needs import (

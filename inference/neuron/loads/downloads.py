@@ -20,10 +20,15 @@ from pathlib import Path
 import msgspec
 import redis
 
-from inference.loading.cached import cached_directory, delete_cached, list_cached, sweep_orphans
-from inference.loading.disk import free_disk_bytes
 from inference.loading.errors import LoadError
-from inference.loading.hub_cache import hub_cache_dir
+from inference.loading.sources.cached import (
+    cached_directory,
+    delete_cached,
+    list_cached,
+    sweep_orphans,
+)
+from inference.loading.sources.disk import free_disk_bytes
+from inference.loading.sources.hub_cache import hub_cache_dir
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.fetcher import DOWNLOADED_SCHEMES, Fetcher
 from inference.protocol.downloads import (

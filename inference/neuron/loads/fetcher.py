@@ -1,6 +1,7 @@
 """Downloads for a neuron: one process each, followed until it ends or is cancelled.
 
-``inference.loading.fetch`` is the process. Called from the threads of replicas and of pulls.
+``inference.loading.sources.fetch`` is the process. Called from the threads of replicas and of
+pulls.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ import msgspec
 
 import inference
 from inference.environment import Role, environment_for
-from inference.loading.cached import cached_directory, delete_cached
 from inference.loading.errors import LoadError
-from inference.loading.fetch import (
+from inference.loading.progress import OnProgress
+from inference.loading.sources.cached import cached_directory, delete_cached
+from inference.loading.sources.fetch import (
     Fetched,
     FetchFailed,
     Fetching,
     FetchOrder,
     decode_message,
 )
-from inference.loading.progress import OnProgress
-from inference.loading.sources import fetch_files, is_on_disk
+from inference.loading.sources.sources import fetch_files, is_on_disk
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.watch import LoadWatch
 from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage, draft_spec
@@ -40,7 +41,7 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 DOWNLOADED_SCHEMES = ("huggingface", "pypi")
-COMMAND = (sys.executable, "-m", "inference.loading.fetch")
+COMMAND = (sys.executable, "-m", "inference.loading.sources.fetch")
 CANCEL_LOOK_S = 0.1
 
 

@@ -30,7 +30,7 @@ class Load:
     file_bytes: int | None = None
     """Of its weight files, once they are on the disk; ``None``: nobody has looked."""
     new_files: dict[str, list[str]] = field(default_factory=dict)
-    """What was downloaded for it alone: as in ``inference.loading.fetch``."""
+    """What was downloaded for it alone: as in ``inference.loading.sources.fetch``."""
     file_identity: str | None = None
     """Of its files on this disk, as they were when the load began (``source_identity``)."""
     took_bytes: int = 0

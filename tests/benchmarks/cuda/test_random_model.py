@@ -20,10 +20,10 @@ from benchmarks.cuda.random_model import (
     shards,
 )
 from benchmarks.cuda.shapes import SHAPES, TINY
-from inference.loading.checked_shapes import check_tensors
-from inference.loading.config import read_directory_config
-from inference.loading.safetensors_tensors import SafetensorsFiles
-from inference.loading.sources import directory_files
+from inference.loading.config.checked_shapes import check_tensors
+from inference.loading.config.hub_config import read_directory_config
+from inference.loading.safetensors.tensors import SafetensorsFiles
+from inference.loading.sources.sources import directory_files
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from fleet.hub import client
 from fleet.hub.client import HubClient
 from fleet.hub.errors import HubUnavailableError
-from inference.loading import huggingface
-from inference.loading.deadline import DeadlineError, within
-from inference.loading.huggingface import HuggingFaceHub
+from inference.loading.sources import huggingface
+from inference.loading.sources.deadline import DeadlineError, within
+from inference.loading.sources.huggingface import HuggingFaceHub
 
 LONG_S = 120.0
 

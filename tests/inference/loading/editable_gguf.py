@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference.loading.gguf_header import ARRAY, SCALAR_FORMATS, STRING
+from inference.loading.gguf.header import ARRAY, SCALAR_FORMATS, STRING
 
 UINT32, FLOAT32, UINT64 = 4, 6, 10
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inference.loading.config import parse_config
+from inference.loading.config.hub_config import parse_config
 from inference.loading.image_processor import (
     MOST_PIXELS_ON_CPU,
     QwenImageProcessor,

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from inference.loading.errors import BadFileError, WrongShapeError
 from inference.loading.loader import open_model
+from tests.inference.loading.config.test_checked_shapes import spec
 from tests.inference.loading.editable_gguf import EditableGGUF
 from tests.inference.loading.mutations.subjects import SUBJECTS
-from tests.inference.loading.test_checked_shapes import spec
 
 
 def changed(subject: str, name: str, tensor: torch.Tensor, folder: Path) -> Path:

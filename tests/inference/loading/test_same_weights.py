@@ -10,7 +10,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
-from inference.loading.checked_shapes import expected_tensors
+from inference.loading.config.checked_shapes import expected_tensors
 from inference.loading.errors import MissingTensorError
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.weights.stored import GroupedWeight

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from inference.loading.source_identity import hub_identity, local_identity
+from inference.loading.sources.source_identity import hub_identity, local_identity
 from inference.neuron import failed_loads
 from inference.neuron.failed_loads import ASK_HUB_S, FailedLoads
 from inference.neuron.loads.load import Load

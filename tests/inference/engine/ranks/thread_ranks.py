@@ -25,7 +25,7 @@ from inference.engine.ranks.messages import (
 )
 from inference.engine.ranks.ranked_model import RankedModel, meeting
 from inference.engine.serving.channel import Channel
-from inference.loading.rank_files import RankFiles
+from inference.loading.weights.rank_files import RankFiles
 from inference.models.batch import Batch
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel

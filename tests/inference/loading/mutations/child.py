@@ -21,8 +21,8 @@ import psutil
 import torch
 
 from inference.engine.load.memory_use import give_back_freed
-from inference.loading.adapter_files import open_adapter
-from inference.loading.embedding_files import OpenedEmbeddingModel
+from inference.loading.adapters.adapter_files import open_adapter
+from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.loading.errors import LoadError
 from inference.loading.loader import OpenedModel, open_model
 from inference.models import registry

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from inference.loading.gguf_header import ARRAY, SCALAR_FORMATS, STRING
+from inference.loading.gguf.header import ARRAY, SCALAR_FORMATS, STRING
 from tests.inference.loading.editable_gguf import EditableGGUF, Info, Pair
 
 NUMBERS: tuple[Any, ...] = (

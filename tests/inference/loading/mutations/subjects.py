@@ -18,8 +18,8 @@ from tokenizers import Tokenizer, models
 from transformers import BertConfig, BertModel
 
 from tests.inference.adapter_files import write_adapter
-from tests.inference.loading import test_packed_files as packed
 from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
+from tests.inference.loading.safetensors import test_packed_files as packed
 from tests.inference.models.families import hybrid_gguf, state_gguf, test_gpt_oss, test_mixtures
 from tests.inference.models.families import tiny_hybrid as hybrids
 from tests.inference.models.families import tiny_states as states

@@ -22,9 +22,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.loading.errors import BadFileError
-from inference.loading.expert_files import by_expert
 from inference.loading.loader import OpenedModel, open_model
-from inference.loading.safetensors_tensors import SafetensorsFiles
+from inference.loading.safetensors.tensors import SafetensorsFiles
+from inference.loading.weights.expert_files import by_expert
 from inference.models.families.registry import check_architecture
 from inference.models.native.build import find_compiler
 from inference.models.registry import AnyModel, build_fastest_model, build_model

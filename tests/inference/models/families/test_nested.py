@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference.loading.config import parse_config
+from inference.loading.config.hub_config import parse_config
 from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.models.cache.layout import cache_layout
 from inference.models.families.gemma4 import layer_kv

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference.loading.config import parse_config
+from inference.loading.config.hub_config import parse_config
 from inference.loading.errors import BadFileError
 from inference.models.families.family import Family
 from inference.models.families.registry import FAMILIES

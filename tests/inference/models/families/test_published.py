@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from inference.loading.config import parse_config
+from inference.loading.config.hub_config import parse_config
 from inference.models.families.registry import family_of
 
 PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.json"))

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-from inference.loading.config import parse_config
+from inference.loading.config.hub_config import parse_config
 from inference.loading.errors import BadFileError, UnknownArchitectureError
 from inference.models.families.family import Family, GGUFNames
 from inference.models.families.registry import (

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from inference.loading.config import parse_config, read_directory_config
+from inference.loading.config.hub_config import parse_config, read_directory_config
 from inference.loading.errors import BadFileError
-from inference.loading.named_files import without_absent_tower
+from inference.loading.weights.named_files import without_absent_tower
 from inference.models.families.registry import family_of
 from tests.inference.models.families.test_hybrid_config import QWEN3_5_27B
 

@@ -24,9 +24,9 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from inference.loading.expert_files import by_expert
-from inference.loading.opened_weights import OpenedWeights
-from inference.loading.safetensors_tensors import SafetensorsFiles
+from inference.loading.safetensors.tensors import SafetensorsFiles
+from inference.loading.weights.expert_files import by_expert
+from inference.loading.weights.opened_weights import OpenedWeights
 from inference.models.layers.experts import (
     GroupedExperts,
     Routes,

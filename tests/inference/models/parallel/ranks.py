@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 from torch import distributed
 
-from inference.loading.opened_weights import OpenedWeights
-from inference.loading.tensor_files import TensorFiles
+from inference.loading.weights.opened_weights import OpenedWeights
+from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layers.linear import LinearFactory

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inference.loading.quantize import Bits, quantize
-from inference.loading.rank_files import RankFiles, packing_groups
-from inference.loading.tensor_files import TensorFiles
+from inference.loading.weights.quantize import Bits, quantize
+from inference.loading.weights.rank_files import RankFiles, packing_groups
+from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.batch import Batch, Pictures, PrefillSpan
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel

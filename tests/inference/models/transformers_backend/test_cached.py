@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.engine.load.load_engine import load_engine
-from inference.loading.config import parse_config
-from inference.loading.embedding_config import check_directory_config
+from inference.loading.config.hub_config import parse_config
+from inference.loading.embedding.embedding_config import check_directory_config
 from inference.loading.errors import UnknownArchitectureError
 from inference.models.batch import EMPTY_STATE, LONE_STATE, Batch
 from inference.models.cache.kv_format import kv_bytes_per_token

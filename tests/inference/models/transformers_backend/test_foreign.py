@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from inference.engine.load.load_engine import load_engine
-from inference.loading.config import parse_config
+from inference.loading.config.hub_config import parse_config
 from inference.loading.errors import BadFileError, BadSourceError, UnknownArchitectureError
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.errors import MissingWeightsError, UnsupportedModuleError

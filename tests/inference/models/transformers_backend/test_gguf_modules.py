@@ -14,9 +14,9 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.loading.errors import BadFileError, UnknownArchitectureError
-from inference.loading.gguf_config import read_gguf_config
-from inference.loading.gguf_header import GGUFHeader, TensorInfo, read_header
-from inference.loading.gguf_module import DequantisedTensors, read_module_config
+from inference.loading.gguf.config import read_gguf_config
+from inference.loading.gguf.header import GGUFHeader, TensorInfo, read_header
+from inference.loading.gguf.module import DequantisedTensors, read_module_config
 from inference.models.families.foreign_gguf import MODULES
 from inference.models.families.registry import FAMILIES, check_gguf_architecture
 from inference.models.registry import build_fastest_model

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from inference.loading.config import parse_config
+from inference.loading.config.hub_config import parse_config
 from inference.models.families.foreign_types import FOREIGN_TYPES
 from inference.models.transformers_backend.model import ForeignModel
 from inference.models.weights.dense import DenseWeights

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from inference.loading.cached import list_cached
+from inference.loading.sources.cached import list_cached
 from inference.neuron.service import NeuronService
 from inference.protocol.downloads import (
     CacheJobState,

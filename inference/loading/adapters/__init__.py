@@ -1,0 +1,1 @@
+"""An adapter's files, checked against its base model."""

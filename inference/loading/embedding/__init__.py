@@ -1,0 +1,1 @@
+"""Embedding models: what their files hold, and how they are opened."""

@@ -1,0 +1,244 @@
+"""Whether a Hugging Face directory holds an embedding model, and which: ``EmbeddingConfig``.
+
+    modules.json (sentence-transformers) ─▶ its pooling, its normalisation, its limit
+    a bare encoder (BertModel …)         ─▶ mean of the tokens      } length 1, as this API's
+    a bare decoder (Qwen3Model …)        ─▶ the last token          } vectors always are
+    …ForSequenceClassification, 1 label  ─▶ a cross-encoder: one score for a pair of texts
+
+Everything that would change the vectors is followed or refused by name. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from inference.loading.config.hub_config import read_directory_config, read_json
+from inference.loading.config.learnt_config import learnt_config
+from inference.loading.config.malformed import refuses_malformed
+from inference.loading.config.model_type import with_model_type
+from inference.loading.errors import BadFileError, UnknownArchitectureError
+from inference.models.embedding_config import Activation, EmbeddingConfig, Pooling
+from inference.models.families.hub_config import Json, check_dense, positive_integer
+from inference.models.families.limits import check_counts
+from inference.models.families.registry import known_model_types, unknown_architecture
+
+ENCODERS = ("bert", "camembert", "distilbert", "modernbert", "mpnet", "roberta", "xlm-roberta")
+DECODERS = ("llama", "mistral", "qwen2", "qwen3")
+POSITIONS_AFTER_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
+"""They number positions from the padding token's id + 1 on, and have that many fewer."""
+
+POOLING_FLAGS: dict[str, Pooling] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "last",
+}
+POOLING_NAMES: dict[str, Pooling] = {
+    "cls": "cls",
+    "mean": "mean",
+    "max": "max",
+    "lasttoken": "last",
+}
+TRANSFORMER_CONFIG = "sentence_bert_config.json"
+PROMPTS_CONFIG = "config_sentence_transformers.json"
+MODULES = "modules.json"
+
+
+def check_directory_config(directory: Path) -> None:
+    """Can a model of this config be run here, weights aside? Raises ``MissingFileError``,
+    ``BadFileError``, ``UnknownArchitectureError``."""
+    if read_embedding_config(directory) is None:
+        learnt_config(read_directory_config(directory))
+
+
+def read_embedding_config(directory: Path) -> EmbeddingConfig | None:
+    """``None`` for a model that generates text. Raises ``MissingFileError``, ``BadFileError``,
+    ``UnknownArchitectureError``."""
+    config = read_json(directory / "config.json")
+    config = with_model_type(config, (*ENCODERS, *DECODERS, *known_model_types()))
+    with refuses_malformed("the description of the model"):
+        return _read(directory, config)
+
+
+def _read(directory: Path, config: Json) -> EmbeddingConfig | None:
+    is_scorer = _classifies(config)
+    is_declared = not is_scorer and (directory / MODULES).is_file()
+    if not is_declared and not is_scorer and not _is_bare(config):
+        return None
+    _check_architecture(config)
+    check_counts(config)
+    pooling, normalize = _bare_pooling(config), True
+    if is_declared:
+        pooling, normalize = _declared_pooling(directory)
+        _check_lower_case(directory)
+    read = EmbeddingConfig(
+        architecture=config["model_type"],
+        vocab_size=positive_integer(config, "vocab_size"),
+        hidden_size=_size(config, "hidden_size", "dim"),
+        intermediate_size=_size(config, "intermediate_size", "hidden_dim"),
+        max_input_tokens=_max_input_tokens(directory, config),
+        pad_token_id=int(config.get("pad_token_id") or 0),
+        pooling=pooling,
+        normalize=normalize,
+        is_matryoshka=_is_matryoshka(config),
+        matryoshka_dimensions=tuple(sorted(config.get("matryoshka_dimensions") or ())),
+        activation=_activation(config) if is_scorer else None,
+        prompt_names=_prompt_names(directory),
+    )
+    _check_numbers(read)
+    return read
+
+
+def _check_numbers(config: EmbeddingConfig) -> None:
+    """Raises ``BadFileError``."""
+    if config.max_input_tokens < 1:
+        raise BadFileError(f"the model reads {config.max_input_tokens} tokens at most")
+    if not 0 <= config.pad_token_id < config.vocab_size:
+        raise BadFileError(
+            f"the padding token {config.pad_token_id} is outside the vocabulary of "
+            f"{config.vocab_size} tokens"
+        )
+
+
+def _is_bare(config: Json) -> bool:
+    """An encoder, or a decoder that was saved without the head that generates."""
+    model_type, names = config.get("model_type"), config.get("architectures") or []
+    if model_type in ENCODERS:
+        return True
+    return model_type in DECODERS and bool(names) and all(n.endswith("Model") for n in names)
+
+
+def _classifies(config: Json) -> bool:
+    names = config.get("architectures") or []
+    is_known = config.get("model_type") in ENCODERS + DECODERS
+    return is_known and any(name.endswith("ForSequenceClassification") for name in names)
+
+
+def _activation(config: Json) -> Activation:
+    """What sentence-transformers would do: a sigmoid, unless the model declares none."""
+    declared = config.get("sentence_transformers") or {}
+    name = declared.get("activation_fn", config.get("sbert_ce_default_activation_function"))
+    match str(name or "Sigmoid").rpartition(".")[2]:
+        case "Identity":
+            return "identity"
+        case "Sigmoid":
+            return "sigmoid"
+    raise BadFileError(
+        f"config.json declares the activation {name!r}; this build knows Sigmoid and Identity"
+    )
+
+
+def _check_architecture(config: Json) -> None:
+    architecture = config.get("model_type")
+    if architecture not in ENCODERS + DECODERS:
+        raise unknown_architecture(str(architecture), ENCODERS + DECODERS)
+    for name in config.get("architectures") or []:
+        if name.endswith("ForSequenceClassification"):
+            num_labels = len(config.get("id2label") or "ab")
+            if num_labels != 1:
+                raise UnknownArchitectureError(
+                    f"{name} classifies, by {num_labels} labels; this build runs those with one, "
+                    "which score pairs of texts"
+                )
+        elif name.endswith(("Classification", "Answering")):
+            raise UnknownArchitectureError(f"{name} classifies; it makes no embeddings")
+    if {"AutoModel", "AutoModelForSequenceClassification"} & (config.get("auto_map") or {}).keys():
+        raise UnknownArchitectureError(
+            "the model's own code lies beside its weights (auto_map in config.json); code that "
+            "comes with a model is never run here"
+        )
+    check_dense(config)
+
+
+def _bare_pooling(config: Json) -> Pooling:
+    return "mean" if config["model_type"] in ENCODERS else "last"
+
+
+def _declared_pooling(directory: Path) -> tuple[Pooling, bool]:
+    """The pooling among the modules that sentence-transformers would run one after the other, and
+    whether a normalisation is among them."""
+    modules = _modules(directory)
+    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise BadFileError(
+            f"{MODULES} lists {', '.join(kinds) or 'nothing'}; this build runs Transformer, "
+            "Pooling and, after them, Normalize"
+        )
+    if modules[0].get("path"):
+        raise BadFileError(
+            f"{MODULES} has its Transformer in {modules[0]['path']!r}; it must lie beside it"
+        )
+    return _pooling(directory / str(modules[1].get("path")) / "config.json"), len(kinds) == 3
+
+
+def _modules(directory: Path) -> Sequence[Mapping[str, Any]]:
+    try:
+        modules = json.loads((directory / MODULES).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BadFileError(f"{directory / MODULES} is not JSON: {error}") from None
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise BadFileError(f"{directory / MODULES} does not hold a list of modules")
+    return modules
+
+
+def _pooling(path: Path) -> Pooling:
+    config = read_json(path)
+    asked = [name for name, on in config.items() if name.startswith("pooling_mode_") and on is True]
+    if isinstance(name := config.get("pooling_mode"), str):
+        asked.append(name)
+    known = {POOLING_FLAGS.get(name) or POOLING_NAMES.get(name) for name in asked}
+    pooling = next(iter(known), None)
+    if pooling is None or len(known) != 1:
+        raise BadFileError(
+            f"{path}: pooling by {' and '.join(asked) or 'nothing'} is not supported; this build "
+            f"pools by one of {', '.join(POOLING_NAMES)}"
+        )
+    return pooling
+
+
+def _check_lower_case(directory: Path) -> None:
+    """Some tokenizers lower their text's case themselves; others count on sentence-transformers."""
+    if not _transformer_config(directory).get("do_lower_case"):
+        return
+    normalizer = json.dumps(read_json(directory / "tokenizer.json").get("normalizer"))
+    if '"lowercase": true' not in normalizer and '"Lowercase"' not in normalizer:
+        raise BadFileError(
+            f"{TRANSFORMER_CONFIG} asks for text in lower case and tokenizer.json does not make "
+            "it so, which is not supported"
+        )
+
+
+def _max_input_tokens(directory: Path, config: Json) -> int:
+    positions = positive_integer(config, "max_position_embeddings")
+    if config["model_type"] in POSITIONS_AFTER_PADDING:
+        positions -= int(config.get("pad_token_id") or 0) + 1
+    declared = _transformer_config(directory).get("max_seq_length")
+    if declared is None:
+        tokenizer_config = directory / "tokenizer_config.json"
+        if tokenizer_config.is_file():
+            declared = read_json(tokenizer_config).get("model_max_length")
+    return positions if declared is None else min(positions, int(declared))
+
+
+def _transformer_config(directory: Path) -> Json:
+    path = directory / TRANSFORMER_CONFIG
+    return read_json(path) if path.is_file() else {}
+
+
+def _is_matryoshka(config: Json) -> bool:
+    return bool(config.get("is_matryoshka") or config.get("matryoshka_dimensions"))
+
+
+def _prompt_names(directory: Path) -> tuple[str, ...]:
+    path = directory / PROMPTS_CONFIG
+    prompts = read_json(path).get("prompts") if path.is_file() else None
+    return tuple(name for name, prompt in (prompts or {}).items() if prompt)
+
+
+def _size(config: Json, *keys: str) -> int:
+    """DistilBERT's names differ from everybody else's."""
+    key = next((key for key in keys if key in config), keys[0])
+    return positive_integer(config, key)

@@ -1,0 +1,1 @@
+"""GGUF files: header, config, tensors, quantised blocks and tokenizer."""

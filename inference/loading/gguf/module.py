@@ -1,0 +1,124 @@
+"""GGUF files of architectures that no family here reads: metadata and tensors as transformers' own
+reader has them, for its own modules. The tensors come out dequantised.
+
+    GGUF ─▶ read_module_config ─▶ the family of the module, as if it were config.json
+       └──▶ DequantisedTensors ─▶ the module's weights, by its own names
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+    load_gguf_checkpoint,
+)
+
+from inference.loading.errors import BadFileError, MissingTensorError, WrongShapeError
+from inference.loading.gguf.header import GGUFHeader, TensorInfo
+from inference.models.config import ModelConfig
+from inference.models.families.foreign_gguf import added_by_metadata
+from inference.models.families.gguf_keys import GGUFKeys
+from inference.models.transformers_backend.hub_module import without_weights
+from inference.models.weights.stored import DenseWeight, StoredWeight
+
+
+def read_module_config(header: GGUFHeader, model_type: str) -> dict[str, Any]:
+    """What config.json would say. Raises ``BadFileError``."""
+    found = _read(header, tensors_of=None)["config"]
+    architecture = str(header.metadata["general.architecture"])
+    shapes = {name: info.shape for name, info in header.tensors.items()}
+    keys = GGUFKeys(header.metadata, architecture, shapes)
+    return {**found, **added_by_metadata(keys), "model_type": model_type}
+
+
+class DequantisedTensors:
+    """All are read when the first of them is asked for: transformers' reader knows no other way."""
+
+    def __init__(self, header: GGUFHeader, config: ModelConfig) -> None:
+        """Raises ``BadFileError`` for a tensor that the module has no place for."""
+        self._header = header
+        self._module = without_weights(config)
+        architecture = str(header.metadata["general.architecture"])
+        processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config={})
+        places = get_gguf_hf_weights_map(self._module, processor)
+        if unknown := sorted(header.tensors.keys() - places.keys()):
+            raise BadFileError(
+                f"{header.path.name} holds the tensor {unknown[0]}, which transformers' "
+                f"{type(self._module).__name__} has no place for"
+            )
+        self._infos = {places[name]: info for name, info in header.tensors.items()}
+        for name, info in self._infos.items():
+            expected = self.shape_of(name)
+            if info.num_elements != math.prod(expected):
+                raise WrongShapeError(info.name, expected, info.shape)
+        self._read: dict[str, torch.Tensor] = {}
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._infos.keys()
+
+    def dense(self, name: str) -> torch.Tensor:
+        self._find(name)
+        if not self._read:
+            self._read = _read(self._header, tensors_of=self._module)["tensors"]
+        return self._read[name]
+
+    def stored(self, name: str) -> StoredWeight:
+        return DenseWeight(weight=self.dense(name))
+
+    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
+        return DenseWeight(weight=self.dense(name).flatten(0, -2)[first:last])
+
+    def format_of(self, name: str) -> str:
+        return str(self._find(name).type.name)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        self._find(name)
+        return tuple(self._module.get_parameter(name).shape)
+
+    def bytes_of(self, name: str) -> int:
+        return self._find(name).num_bytes
+
+    def close(self) -> None:
+        self._read = {}
+
+    def _find(self, name: str) -> TensorInfo:
+        try:
+            return self._infos[name]
+        except KeyError:
+            raise MissingTensorError(f"the weight files have no tensor for {name}") from None
+
+
+def _read(header: GGUFHeader, tensors_of: Any) -> dict[str, Any]:
+    """Reads the file by transformers' reader, without its progress bar. Raises ``BadFileError``."""
+    path = _only_file(header)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            found: dict[str, Any] = load_gguf_checkpoint(
+                str(path), return_tensors=tensors_of is not None, model_to_load=tensors_of
+            )
+    except Exception as error:
+        raise BadFileError(
+            f"transformers does not read {path.name}: {type(error).__name__}: {error}"
+        ) from error
+    return found
+
+
+def _only_file(header: GGUFHeader) -> Path:
+    """Raises ``BadFileError``."""
+    paths = {info.path for info in header.tensors.values()} or {header.path}
+    if len(paths) > 1:
+        raise BadFileError(
+            f"{header.path.name} is one of {len(paths)} parts, and this architecture is read from "
+            "a single file: join them with llama.cpp's gguf-split --merge"
+        )
+    return paths.pop()

@@ -1,0 +1,194 @@
+"""A tokenizer out of a GGUF file's metadata: vocabulary, merges or scores, special tokens.
+
+SentencePiece files keep scores instead of merges, which are worked out from them. Which rule splits
+the text first is in ``gguf_pre_tokenizers``. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+from inference.loading.errors import BadFileError, LoadError, UnknownTokenizerError
+from inference.loading.gguf.pre_tokenizers import (
+    BEGINS_WITH_BOS,
+    COMPOSED_UNICODE,
+    WHOLE_WORDS_FIRST,
+    pre_tokenizer,
+)
+
+CONTROL, USER_DEFINED = 3, 4
+"""Values of tokenizer.ggml.token_type."""
+
+SPACE = "\u2581"
+
+Metadata = Mapping[str, Any]
+
+
+TOKENS = "tokenizer.ggml.tokens"
+
+
+def convert_tokenizer(metadata: Metadata) -> tuple[Tokenizer, dict[str, Any]]:
+    """The tokenizer and its tokenizer_config.json. Raises ``BadFileError``."""
+    try:
+        return _convert(metadata)
+    except LoadError:
+        raise
+    except Exception as error:  # the tokenizers library raises this class itself
+        raise BadFileError(f"the vocabulary makes no tokenizer: {error}") from error
+
+
+def _convert(metadata: Metadata) -> tuple[Tokenizer, dict[str, Any]]:
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind == "gpt2":
+        tokenizer = _byte_level_bpe(metadata)
+    elif kind == "llama":
+        tokenizer = _sentencepiece_bpe(metadata)
+    else:
+        raise UnknownTokenizerError(
+            f"tokenizer.ggml.model is {kind!r}; gpt2 and llama are read here"
+        )
+    _add_special_tokens(tokenizer, metadata)
+    config = _tokenizer_config(metadata)
+    _begin_and_end(tokenizer, config)
+    return tokenizer, config
+
+
+def _byte_level_bpe(metadata: Metadata) -> Tokenizer:
+    name = str(metadata.get("tokenizer.ggml.pre"))
+    splits_first = pre_tokenizer(name)
+    merges = [tuple(merge.split(" ", 1)) for merge in _list(metadata, "merges")]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=_vocabulary(metadata), merges=merges, ignore_merges=name in WHOLE_WORDS_FIRST
+        )
+    )
+    if name in COMPOSED_UNICODE:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = splits_first
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece_bpe(metadata: Metadata) -> Tokenizer:
+    """Llama 2's and Mistral's kind: spaces are a visible character, unknown characters bytes."""
+    tokens: list[str] = _list(metadata, "tokens")
+    unknown_id = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=_vocabulary(metadata),
+            merges=_merges_by_score(tokens, _list(metadata, "scores")),
+            unk_token=tokens[unknown_id],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    replace = normalizers.Replace(" ", SPACE)
+    tokenizer.normalizer = (
+        normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if prefix else replace
+    )
+    decoding = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(
+        [*decoding, decoders.Strip(" ", 1, 0)] if prefix else decoding
+    )
+    return tokenizer
+
+
+def _list(metadata: Metadata, key: str) -> list[Any]:
+    value = metadata.get(f"tokenizer.ggml.{key}")
+    if not isinstance(value, list):
+        raise BadFileError(f"the GGUF metadata lacks tokenizer.ggml.{key}")
+    return value
+
+
+def _vocabulary(metadata: Metadata) -> dict[str, int]:
+    tokens: list[str] = _list(metadata, "tokens")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise BadFileError("the vocabulary holds the same token twice")
+    return vocabulary
+
+
+def _merges_by_score(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
+    """SentencePiece merges whichever pair makes the best-scored piece: the merges are all the ways
+    to cut a piece in two pieces, by the score of the whole, ties by their place in the vocabulary.
+    """
+    ids = {token: index for index, token in enumerate(tokens)}
+    ranked: list[tuple[float, int, int, tuple[str, str]]] = []
+    for token, score in zip(tokens, scores, strict=True):
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in ids and right in ids:
+                ranked.append((-score, ids[left], ids[right], (left, right)))
+    return [pair for *_, pair in sorted(ranked)]
+
+
+def _add_special_tokens(tokenizer: Tokenizer, metadata: Metadata) -> None:
+    tokens: list[str] = _list(metadata, "tokens")
+    kinds: list[int] = metadata.get("tokenizer.ggml.token_type", [])
+    control = [token for token, kind in zip(tokens, kinds, strict=False) if kind == CONTROL]
+    defined = [token for token, kind in zip(tokens, kinds, strict=False) if kind == USER_DEFINED]
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in control])
+    tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in defined])
+
+
+def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
+    begins = metadata.get("tokenizer.ggml.model") == "llama" or (
+        metadata.get("tokenizer.ggml.pre") in BEGINS_WITH_BOS
+    )
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": begins,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        **told_config(metadata),
+    }
+
+
+def told_config(metadata: Metadata) -> dict[str, Any]:
+    """What the file itself says, under tokenizer_config.json's names. One without a vocabulary
+    says nothing of special tokens."""
+    tokens: list[str] = _list(metadata, "tokens") if TOKENS in metadata else []
+    config: dict[str, Any] = {
+        ours: tokens[token_id]
+        for ours, theirs in (
+            ("bos_token", "bos"),
+            ("eos_token", "eos"),
+            ("unk_token", "unknown"),
+            ("pad_token", "padding"),
+        )
+        if (token_id := metadata.get(f"tokenizer.ggml.{theirs}_token_id")) is not None and tokens
+    }
+    for name in ("add_bos_token", "add_eos_token"):
+        if (flag := metadata.get(f"tokenizer.ggml.{name}")) is not None:
+            config[name] = bool(flag)
+    if template := metadata.get("tokenizer.chat_template"):
+        config["chat_template"] = _named_templates(template, metadata)
+    return config
+
+
+def _named_templates(template: str, metadata: Metadata) -> str | list[dict[str, str]]:
+    """As tokenizer_config.json writes them, where there is a second one for chats with tools."""
+    for_tools = metadata.get("tokenizer.chat_template.tool_use")
+    if not isinstance(template, str) or not isinstance(for_tools, str | None):
+        raise BadFileError("tokenizer.chat_template is no text")
+    if for_tools is None:
+        return template
+    named = {"default": template, "tool_use": for_tools}
+    return [{"name": name, "template": text} for name, text in named.items()]
+
+
+def _begin_and_end(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
+    """tokenizer.json itself says what stands around a text, for readers that know no config."""
+    before = [config["bos_token"]] if config["add_bos_token"] and "bos_token" in config else []
+    after = [config["eos_token"]] if config["add_eos_token"] and "eos_token" in config else []
+    if not before and not after:
+        return
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, *before, "$B:1", *after],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in {*before, *after}],
+    )

@@ -1,0 +1,207 @@
+"""Experts as gpt-oss's files hold them, each as a matrix of its own: over ``SafetensorsFiles``.
+
+    file, as published                                        comes out as
+    mlp.experts.gate_up_proj_blocks  (E, 2 out, in/32, 16)    mlp.experts.0.gate_proj.weight, rows
+    mlp.experts.gate_up_proj_scales  (E, 2 out, in/32)        0, 2, 4 ... and mlp.experts.0.up_proj
+    mlp.experts.gate_up_proj_bias    (E, 2 out)               .weight, rows 1, 3, 5 ...; biases too
+    mlp.experts.down_proj_blocks     (E, out, in/32, 16)      mlp.experts.0.down_proj.weight
+
+Dense files have ``gate_up_proj`` (E, in, 2 out) and ``down_proj`` (E, in, out) instead.
+
+MXFP4 (OCP Microscaling Formats 1.0): 32 numbers of four bits share a power of two. Twice such a
+number is whole, so that a code of eight bits and half the scale hold it exactly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from inference.loading.errors import (
+    BadFileError,
+    MissingTensorError,
+    WrongShapeError,
+    shape_in_words,
+)
+from inference.loading.safetensors.tensors import SafetensorsFiles
+from inference.loading.weights.tensor_files import TensorFiles
+from inference.models.weights.stored import (
+    GROUP_FEATURES,
+    TWICE_THE_MXFP4_VALUES,
+    DenseWeight,
+    GroupedWeight,
+    StoredWeight,
+)
+
+MXFP4 = "MXFP4"
+EXPONENT_BIAS = 127
+BYTES_PER_GROUP = GROUP_FEATURES // 2 + 1
+
+Projection = Literal["gate_proj", "up_proj", "down_proj"]
+Kind = Literal["weight", "bias"]
+
+_STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_blocks|_scales|_bias)?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    stack: str
+    """Name of the stacked tensor, without its ending."""
+    expert: int
+    projection: Projection
+    kind: Kind
+
+
+def cut_interleaved(files: SafetensorsFiles) -> TensorFiles:
+    """``files`` themselves where they hold no such experts."""
+    biases = [name for name in files.names if _ending(name) == "_bias"]
+    return InterleavedExperts(files, biases) if biases else files
+
+
+class InterleavedExperts:
+    def __init__(self, files: SafetensorsFiles, biases: list[str]) -> None:
+        """``biases``: names of the stacked ones. Raises ``BadFileError``."""
+        self._files = files
+        self._parts = {
+            part_name: part
+            for name in biases
+            for part_name, part in self._parts_of(name.removesuffix("_bias"))
+        }
+        self._others = {name for name in files.names if _ending(name) is None}
+
+    def _parts_of(self, stack: str) -> list[tuple[str, _Part]]:
+        prefix, _, inner = stack.rpartition(".")
+        projections: tuple[Projection, ...] = (
+            ("gate_proj", "up_proj") if inner == "gate_up_proj" else ("down_proj",)
+        )
+        num_experts = self._check_stack(stack)
+        kinds: tuple[Kind, ...] = ("weight", "bias")
+        if not self._is_packed(stack) and stack not in self._files.names:
+            kinds = ("bias",)
+        return [
+            (f"{prefix}.{expert}.{projection}.{kind}", _Part(stack, expert, projection, kind))
+            for expert in range(num_experts)
+            for projection in projections
+            for kind in kinds
+        ]
+
+    def _check_stack(self, stack: str) -> int:
+        """How many experts it has. Raises ``BadFileError``."""
+        bias = self._files.shape_of(f"{stack}_bias")
+        if len(bias) != 2:
+            raise BadFileError(f"{stack}_bias is {shape_in_words(bias)}, and no stack of vectors")
+        if self._is_packed(stack):
+            groups = self._files.shape_of(f"{stack}_scales")[2:]
+            self._check_shape(f"{stack}_scales", (*bias, *groups[:1]))
+            self._check_shape(f"{stack}_blocks", (*bias, *groups, GROUP_FEATURES // 2))
+        elif stack in self._files.names:
+            inputs = self._files.shape_of(stack)[1:2]
+            self._check_shape(stack, (bias[0], *inputs, bias[1]))
+        return bias[0]
+
+    def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
+        """Raises ``WrongShapeError``."""
+        if (found := self._files.shape_of(name)) != expected:
+            raise WrongShapeError(name, expected, found)
+
+    def _is_packed(self, stack: str) -> bool:
+        names = self._files.names
+        return f"{stack}_blocks" in names and f"{stack}_scales" in names
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._parts.keys() | self._others
+
+    def dense(self, name: str) -> torch.Tensor:
+        part = self._parts.get(name)
+        if part is None:
+            return self._files.dense(self._other(name))
+        if part.kind == "bias":
+            return self._rows(self._files.part(f"{part.stack}_bias", part.expert), part)
+        stored = self.stored(name)
+        return stored.weight if isinstance(stored, DenseWeight) else stored.dequantize()
+
+    def stored(self, name: str) -> StoredWeight:
+        part = self._parts.get(name)
+        if part is None:
+            return self._files.stored(self._other(name))
+        if not self._is_packed(part.stack):
+            stacked = self._files.part(part.stack, part.expert).T
+            return DenseWeight(weight=self._rows(stacked, part).contiguous())
+        blocks = self._files.part(f"{part.stack}_blocks", part.expert)
+        scales = self._files.part(f"{part.stack}_scales", part.expert)
+        return unpacked(self._rows(blocks, part), self._rows(scales, part), name)
+
+    def _rows(self, stacked: torch.Tensor, part: _Part) -> torch.Tensor:
+        """The rows of one projection among all of an expert's (rows, ...)."""
+        if part.projection == "down_proj":
+            return stacked
+        return stacked[0 if part.projection == "gate_proj" else 1 :: 2]
+
+    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
+        """Nothing cuts up what is cut up here already."""
+        return self._files.stored_rows(self._other(name), first, last)
+
+    def format_of(self, name: str) -> str:
+        part = self._parts.get(name)
+        if part is None:
+            return self._files.format_of(self._other(name))
+        if part.kind == "bias":
+            return self._files.format_of(f"{part.stack}_bias")
+        return MXFP4 if self._is_packed(part.stack) else self._files.format_of(part.stack)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        part = self._parts.get(name)
+        if part is None:
+            return self._files.shape_of(self._other(name))
+        _, features = self._files.shape_of(f"{part.stack}_bias")
+        rows = features if part.projection == "down_proj" else features // 2
+        if part.kind == "bias":
+            return (rows,)
+        if self._is_packed(part.stack):
+            return rows, self._files.shape_of(f"{part.stack}_blocks")[2] * GROUP_FEATURES
+        return rows, self._files.shape_of(part.stack)[1]
+
+    def bytes_of(self, name: str) -> int:
+        part = self._parts.get(name)
+        if part is None:
+            return self._files.bytes_of(self._other(name))
+        num_elements = 1
+        for size in self.shape_of(name):
+            num_elements *= size
+        if part.kind == "weight" and self._is_packed(part.stack):
+            return num_elements // GROUP_FEATURES * BYTES_PER_GROUP
+        source = f"{part.stack}_bias" if part.kind == "bias" else part.stack
+        return num_elements * self._files.element_bytes(source)
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _other(self, name: str) -> str:
+        if name not in self._others:
+            raise MissingTensorError(f"the safetensors files have no tensor {name}")
+        return name
+
+
+def unpacked(blocks: torch.Tensor, scales: torch.Tensor, name: str = "a weight") -> GroupedWeight:
+    """``blocks`` (rows, groups, 16) uint8, the lower four bits first; ``scales`` (rows, groups)
+    uint8 exponents. Exact. Raises ``BadFileError``."""
+    values = torch.tensor(TWICE_THE_MXFP4_VALUES, dtype=torch.int8)
+    pairs = torch.stack((blocks & 15, blocks >> 4), dim=-1)
+    codes = values[pairs.flatten().int()].view(blocks.shape[0], -1)
+    exponents = scales.int() - EXPONENT_BIAS - 1
+    if bool((scales == 255).any()):
+        raise BadFileError(f"{name} has a scale that is not a number")
+    powers = torch.ldexp(torch.ones(exponents.shape), exponents)
+    return GroupedWeight(bits=8, codes=codes, scales=powers)
+
+
+def _ending(name: str) -> str | None:
+    """What follows a stack's name: ``_blocks``, ``_scales``, ``_bias`` or nothing; ``None`` for
+    what is no stack."""
+    match = _STACK.fullmatch(name)
+    return None if match is None else match[3] or ""

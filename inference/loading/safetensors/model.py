@@ -1,0 +1,65 @@
+"""The tensors of a safetensors model, as the decoder that its family declares asks for them.
+
+files ─▶ codes taken apart ─▶ stacks of experts cut up ─▶ the family's names ─▶ each expert alone
+         packed_files          interleaved_experts,        named_files          expert_files
+                               turned_experts
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inference.loading.config.hub_config import read_json
+from inference.loading.safetensors.interleaved_experts import cut_interleaved
+from inference.loading.safetensors.packed_files import PackedFiles
+from inference.loading.safetensors.tensors import SafetensorsFiles
+from inference.loading.safetensors.turned_experts import cut_turned
+from inference.loading.sources.files import ModelFiles
+from inference.loading.weights.expert_files import by_expert
+from inference.loading.weights.named_files import NamedFiles, with_predictor, without_absent_tower
+from inference.loading.weights.tensor_files import TensorFiles
+from inference.models.config import ModelConfig
+from inference.models.families.family import Family
+from inference.models.families.quantization import read_quantization
+from inference.models.families.registry import family_of
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsModel:
+    config: ModelConfig
+    """Without a tower that the files do not hold."""
+    tensors: TensorFiles
+    left_out: str
+    """In words: what of the files the model does not compute with."""
+
+
+def open_safetensors(
+    files: ModelFiles, config: ModelConfig, *, wants_predictor: bool = False
+) -> SafetensorsModel:
+    """``wants_predictor``: the layer that foresees the token after the next is computed, where the
+    files have one. Raises ``BadFileError``."""
+    opened = _opened(files, has_integers=family_of(config).is_foreign)
+    config = without_absent_tower(config, opened.names)
+    family = family_of(config)
+    if wants_predictor:
+        config = with_predictor(config, family, opened.names)
+    if isinstance(opened, SafetensorsFiles) and not family.is_foreign:
+        opened = _cut(opened, family, config)
+    named = NamedFiles(opened, family, config)
+    # Only transformers knows what its own modules make of experts.
+    tensors = named if family.is_foreign else by_expert(named)
+    return SafetensorsModel(config, tensors, named.left_out)
+
+
+def _opened(files: ModelFiles, *, has_integers: bool) -> TensorFiles:
+    quantization = read_quantization(read_json(files.directory / "config.json"))
+    opened = SafetensorsFiles(
+        files.weights, is_quantized=quantization is not None, has_integers=has_integers
+    )
+    return opened if quantization is None else PackedFiles(opened, quantization)
+
+
+def _cut(files: SafetensorsFiles, family: Family, config: ModelConfig) -> TensorFiles:
+    if family.has_turned_experts:
+        return cut_turned(files, config.hidden_size)
+    return cut_interleaved(files)

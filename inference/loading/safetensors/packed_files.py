@@ -1,0 +1,208 @@
+"""``TensorFiles`` over safetensors whose matrices are quantised: each under its plain name.
+
+    file                                            comes out as
+    X.qweight, X.qzeros, X.scales, X.g_idx          X.weight, INT4 or INT8      GPTQ, AWQ
+    X.weight_packed, X.weight_scale, ...            X.weight, INT4 or INT8      compressed-tensors
+    X.weight as int8, X.weight_scale                X.weight, INT8              compressed-tensors
+    X.weight as fp8, X.weight_scale_inv or _scale   X.weight, dense bfloat16
+
+Codes of 4 and 8 bits stay what they are. Of fp8 there is no kernel that takes a scale for each
+block: such weights are multiplied out, and may be quantised on their way in as dense ones are.
+Scales of activations and of keys and values are not used: those stay in the model's own dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from inference.loading.errors import BadFileError, MissingTensorError
+from inference.loading.safetensors import packed_matrices as matrices
+from inference.loading.safetensors.packed_shapes import check_packed, check_scaled, check_words
+from inference.loading.safetensors.tensors import DTYPE_BYTES, SafetensorsFiles
+from inference.models.families.quantization import Quantization
+from inference.models.weights.stored import DenseWeight, StoredWeight, with_tensors
+
+CODES = (".qweight", ".weight_packed")
+"""Endings of what holds a matrix' codes."""
+BESIDE = (
+    *(".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_zero_point"),
+    *(".weight_shape", ".weight_g_idx", ".input_scale", ".activation_scale", ".input_zero_point"),
+    *(".input_global_scale", ".k_scale", ".v_scale", ".q_scale", ".output_scale"),
+)
+"""Endings of what belongs to a matrix, or to what is multiplied with it."""
+SCALES = ("_scale_inv", "_scale")
+"""What a scaled matrix' name is followed by."""
+SCALE_FORMATS = frozenset({*DTYPE_BYTES, "F8_E8M0"})
+FP8, INT8, INT4 = "F8_E4M3", "INT8", "INT4"
+
+
+class PackedFiles:
+    def __init__(self, files: SafetensorsFiles, quantization: Quantization) -> None:
+        """Raises ``BadFileError``."""
+        self._files = files
+        self._quantization = quantization
+        self._modules: dict[str, str] = {}
+        """``X.weight`` -> ``X``, of matrices in codes."""
+        self._scaled: dict[str, str] = {}
+        """Names of scaled matrices, and of their scales."""
+        plain: set[str] = set()
+        for name in files.names:
+            ending = name[name.rfind(".") :]
+            if ending in CODES:
+                module = name.removesuffix(ending)
+                self._modules[f"{module}.weight"] = module
+            elif scale := self._scale_of(name):
+                self._scaled[name] = scale
+            elif not name.endswith(BESIDE + SCALES):
+                plain.add(name)
+        self._plain = plain
+        for module in self._modules.values():
+            self._check_module(module)
+        for name, scale in self._scaled.items():
+            check_scaled(files, name, scale, quantization.block)
+
+    def _check_module(self, module: str) -> None:
+        """Raises ``BadFileError``."""
+        if f"{module}.weight_packed" in self._files.names:
+            check_packed(self._files, module, self.shape_of(f"{module}.weight"))
+        else:
+            check_words(self._files, module, self._quantization)
+
+    def _scale_of(self, name: str) -> str | None:
+        """Raises ``BadFileError``."""
+        if self._files.format_of(name) not in ("F8_E4M3", "I8"):
+            return None
+        found = next((name + end for end in SCALES if name + end in self._files.names), None)
+        if found is None:
+            raise BadFileError(f"{name} is quantised and has no scale")
+        if (format := self._files.format_of(found)) not in SCALE_FORMATS:
+            raise BadFileError(f"{found} is stored as {format}, which is not read here")
+        return found
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._plain | self._modules.keys() | self._scaled.keys()
+
+    def dense(self, name: str) -> torch.Tensor:
+        if name in self._plain:
+            return self._files.dense(name)
+        found = self.stored(name)
+        return found.weight if isinstance(found, DenseWeight) else found.dequantize()
+
+    def stored(self, name: str) -> StoredWeight:
+        if name in self._plain:
+            return self._files.stored(name)
+        if name in self._scaled:
+            return self._of_scales(self._files.dense(name), self._files.dense(self._scaled[name]))
+        return self._of_codes(self._module(name))
+
+    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
+        if name in self._plain:
+            return self._files.stored_rows(name, first, last)
+        shape = self.shape_of(name)
+        if len(shape) == 2:
+            return with_tensors(self.stored(name), lambda tensor: tensor[first:last])
+        index, begin = divmod(first, shape[1])
+        weight, scales = (self._files.part(key, index) for key in (name, self._scaled[name]))
+        found = self._of_scales(weight, scales)
+        return with_tensors(found, lambda tensor: tensor[begin : begin + last - first])
+
+    def _of_scales(self, weight: torch.Tensor, scales: torch.Tensor) -> StoredWeight:
+        if weight.dtype == torch.int8:
+            return matrices.eight_bit(weight, scales)
+        return DenseWeight(weight=matrices.scaled(weight, scales, self._quantization.block))
+
+    def _of_codes(self, module: str) -> StoredWeight:
+        if f"{module}.weight_packed" in self._files.names:
+            rows, columns = self.shape_of(f"{module}.weight")
+            codes = matrices.from_packed(
+                self._files.dense(f"{module}.weight_packed"),
+                self._optional(f"{module}.weight_zero_point"),
+                self._files.dense(f"{module}.weight_scale"),
+                (rows, columns),
+            )
+            return matrices.stored(codes, self._groups_of(module))
+        words = self._files.dense(f"{module}.qweight")
+        scales, zeros = self._files.dense(f"{module}.scales"), self._optional(f"{module}.qzeros")
+        if self._quantization.method == "awq":
+            return matrices.stored(matrices.from_awq(words, self._needed(zeros, module), scales))
+        codes = matrices.from_gptq(
+            words,
+            zeros,
+            scales,
+            self._quantization.bits,
+            zeros_less_one=self._quantization.zeros_less_one,
+        )
+        return matrices.stored(codes, self._groups_of(module))
+
+    def _groups_of(self, module: str) -> torch.Tensor | None:
+        """The group of each input feature; ``None`` where equal groups follow each other. Raises
+        ``BadFileError``."""
+        is_packed = f"{module}.weight_packed" in self._files.names
+        name = f"{module}.{'weight_g_idx' if is_packed else 'g_idx'}"
+        groups = self._optional(name)
+        if groups is None or bool((groups < 0).any()):
+            return None
+        scales = f"{module}.{'weight_scale' if is_packed else 'scales'}"
+        num_groups = self._files.shape_of(scales)[1 if is_packed else 0]
+        if int(groups.max()) >= num_groups:
+            raise BadFileError(f"{name} names the group {int(groups.max())} of {num_groups}")
+        is_even = len(groups) % num_groups == 0
+        return None if is_even and bool((groups.diff() >= 0).all()) else groups
+
+    def _optional(self, name: str) -> torch.Tensor | None:
+        return self._files.dense(name) if name in self._files.names else None
+
+    def _needed(self, tensor: torch.Tensor | None, module: str) -> torch.Tensor:
+        if tensor is None:
+            raise MissingTensorError(f"the safetensors files have no zero points of {module}")
+        return tensor
+
+    def format_of(self, name: str) -> str:
+        """As it is kept: codes whose groups do not follow each other are multiplied out."""
+        if name in self._plain:
+            return self._files.format_of(name)
+        if name in self._scaled:
+            return FP8 if self._files.format_of(name) == FP8 else INT8
+        module = self._module(name)
+        if self._groups_of(module) is not None:
+            return "BF16"
+        return INT4 if self._bits_of(module) == 4 else INT8
+
+    def _bits_of(self, module: str) -> int:
+        if self._quantization.method != "compressed-tensors":
+            return self._quantization.bits
+        words = self._files.shape_of(f"{module}.weight_packed")[1]
+        return 32 * words // self.shape_of(f"{module}.weight")[1]
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        if name in self._plain or name in self._scaled:
+            return self._files.shape_of(name)
+        module = self._module(name)
+        if f"{module}.weight_packed" in self._files.names:
+            return tuple(int(size) for size in self._files.dense(f"{module}.weight_shape").tolist())
+        first, second = self._files.shape_of(f"{module}.qweight")
+        if self._quantization.method == "awq":
+            return 8 * second, first
+        return second, first * 32 // self._quantization.bits
+
+    def bytes_of(self, name: str) -> int:
+        if name in self._plain:
+            return self._files.bytes_of(name)
+        if name in self._scaled:
+            return sum(map(self._files.bytes_of, (name, self._scaled[name])))
+        module = self._module(name)
+        endings = CODES + BESIDE
+        held = [f"{module}{end}" for end in endings if f"{module}{end}" in self._files.names]
+        return sum(map(self._files.bytes_of, held))
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _module(self, name: str) -> str:
+        try:
+            return self._modules[name]
+        except KeyError:
+            raise MissingTensorError(f"the safetensors files have no tensor {name}") from None

@@ -1,0 +1,112 @@
+"""Tensors of a safetensors model (one file or shards), memory-mapped: as the files hold them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+
+from inference.loading.errors import BadFileError, MissingTensorError, shape_in_words
+from inference.loading.safetensors.header import check_names_once
+from inference.models.weights.stored import DenseWeight, StoredWeight
+
+DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+QUANTIZED_BYTES = {"F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
+"""What ``packed_files`` makes weights of."""
+INTEGER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
+"""Tables and masks that files of transformers' own modules hold beside weights."""
+CODES = "U8"
+_CODES_OF_EXPERTS = re.compile(r".*\.experts\.\w+_(blocks|scales)")
+"""What ``interleaved_experts`` unpacks."""
+
+
+class SafetensorsFiles:
+    def __init__(
+        self, paths: Sequence[Path], *, is_quantized: bool = False, has_integers: bool = False
+    ) -> None:
+        """``is_quantized``: whether codes are expected. Raises ``BadFileError``."""
+        self._files: dict[str, Any] = {}
+        self._dtype_bytes = dict(DTYPE_BYTES)
+        if is_quantized:
+            self._dtype_bytes |= QUANTIZED_BYTES
+        if has_integers:
+            self._dtype_bytes |= INTEGER_BYTES
+        for path in paths:
+            self._open(path)
+
+    def _open(self, path: Path) -> None:
+        """Raises ``BadFileError``. That tensors lie in the file, and apart, safetensors checks."""
+        check_names_once(path)
+        try:
+            file: Any = safetensors.safe_open(path, framework="pt")
+        except (safetensors.SafetensorError, OSError) as error:
+            raise BadFileError(f"{path} is not a readable safetensors file: {error}") from None
+        for name in file.keys():  # noqa: SIM118 -- the handle is not iterable
+            if name in self._files:
+                raise BadFileError(f"{path.name} and another of the files both hold {name}")
+            entry = file.get_slice(name)
+            dtype, shape = entry.get_dtype(), tuple(entry.get_shape())
+            if 0 in shape and shape != (0,):
+                raise BadFileError(f"{path.name}: {name} is {shape_in_words(shape)}")
+            is_code = dtype == CODES and _CODES_OF_EXPERTS.fullmatch(name) is not None
+            if dtype not in self._dtype_bytes and not is_code:
+                raise BadFileError(
+                    f"{path.name}: {name} is stored as {dtype}; BF16, F16 and F32 are read"
+                )
+            self._files[name] = file
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._files.keys()
+
+    def dense(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._find(name).get_tensor(name)
+        return tensor
+
+    def stored(self, name: str) -> StoredWeight:
+        return DenseWeight(weight=self.dense(name))
+
+    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
+        shape, view = self.shape_of(name), self._find(name).get_slice(name)
+        if len(shape) == 2:
+            return DenseWeight(weight=view[first:last])
+        index, begin = divmod(first, shape[1])
+        return DenseWeight(weight=view[index, begin : begin + last - first])
+
+    def part(self, name: str, index: int) -> torch.Tensor:
+        """One entry of the first axis, as stored; nothing else is read."""
+        entry: torch.Tensor = self._find(name).get_slice(name)[index]
+        return entry
+
+    def columns(self, name: str, index: int, first: int, last: int) -> torch.Tensor:
+        """Columns [first, last) of one entry of the first axis."""
+        found: torch.Tensor = self._find(name).get_slice(name)[index, :, first:last]
+        return found
+
+    def element_bytes(self, name: str) -> int:
+        """How many bytes each element of a tensor of floats takes."""
+        return DTYPE_BYTES[self.format_of(name)]
+
+    def format_of(self, name: str) -> str:
+        dtype: str = self._find(name).get_slice(name).get_dtype()
+        return dtype
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return tuple(self._find(name).get_slice(name).get_shape())
+
+    def bytes_of(self, name: str) -> int:
+        return math.prod(self.shape_of(name)) * self._dtype_bytes[self.format_of(name)]
+
+    def close(self) -> None:
+        self._files.clear()
+
+    def _find(self, name: str) -> Any:
+        try:
+            return self._files[name]
+        except KeyError:
+            raise MissingTensorError(f"the safetensors files have no tensor {name}") from None

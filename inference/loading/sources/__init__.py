@@ -1,0 +1,1 @@
+"""Where model files come from: hub, paths, wheels; fetched, checked, found in the cache."""

@@ -1,0 +1,138 @@
+"""The repository that a GGUF file was made from, for what its own metadata lacks.
+
+    general.source / base_model … repo_url ─▶ org/name ─▶ its tokenizer.json, its chat template
+
+A repository's tokenizer is taken only where it gives every token of the file the same id: a file
+may name the model that it was fine-tuned from, with a vocabulary of its own. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from inference.loading.errors import BadFileError, DownloadFailedError, LoadError
+from inference.loading.sources.hub_cache import REPOSITORY_PREFIX
+
+log = logging.getLogger(__name__)
+
+HUB_URL = re.compile(r"^(?:https?://(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+?)/?$")
+UNUSED_TYPE = 5
+"""The tokenizer.ggml.token_type of rows that only fill the embedding up, no token elsewhere."""
+
+Metadata = Mapping[str, Any]
+FetchTokenizer = Callable[[str], Path]
+"""Repository to a folder with its tokenizer files. Raises ``LoadError``."""
+
+
+def no_repository(repo: str) -> Path:
+    raise DownloadFailedError(f"{repo} is not fetched here")
+
+
+def base_repositories(metadata: Metadata) -> list[str]:
+    """``org/name``, the file's own source first, then the models that it was made from."""
+    found = []
+    for url in _urls(metadata):
+        if isinstance(url, str) and (match := HUB_URL.match(url.strip())):
+            found.append(match.group(1))
+    return list(dict.fromkeys(found))
+
+
+def _urls(metadata: Metadata) -> Iterator[Any]:
+    yield metadata.get("general.source.huggingface.repository")
+    yield metadata.get("general.source.repo_url")
+    yield metadata.get("general.source.url")
+    yield metadata.get("general.repo_url")
+    yield metadata.get("general.url")
+    num_models = metadata.get("general.base_model.count", 0)
+    for index in range(min(num_models, len(metadata)) if isinstance(num_models, int) else 0):
+        yield metadata.get(f"general.base_model.{index}.repo_url")
+
+
+def original_of(directory: Path) -> list[str]:
+    """The repository whose name that of a downloaded GGUF repository is without ``-GGUF``."""
+    for part in directory.parts:
+        if part.startswith(REPOSITORY_PREFIX) and part.lower().endswith("-gguf"):
+            return [part.removeprefix(REPOSITORY_PREFIX)[: -len("-gguf")].replace("--", "/")]
+    return []
+
+
+def base_tokenizer(
+    metadata: Metadata, fetch: FetchTokenizer, cause: BadFileError, also: Sequence[str] = ()
+) -> tuple[str, dict[str, Any]]:
+    """The text of tokenizer.json and the object of tokenizer_config.json, from the first repository
+    whose vocabulary is the file's. ``also``: repositories to try after those that it names. Raises
+    ``BadFileError``, which says what was tried."""
+    tried = []
+    for repo in dict.fromkeys([*base_repositories(metadata), *also]):
+        try:
+            directory = fetch(repo)
+            definition = (directory / "tokenizer.json").read_text(encoding="utf-8")
+            _check_same_vocabulary(repo, json.loads(definition), metadata)
+            return definition, _read_config(directory)
+        except (LoadError, OSError, ValueError) as error:
+            tried.append(str(error))
+    because = "; ".join(tried) or "its metadata names no repository to take the tokenizer from"
+    raise BadFileError(
+        f"{cause}, and {because}; put the original model's tokenizer.json and "
+        "tokenizer_config.json beside the file"
+    ) from cause
+
+
+def base_chat_template(metadata: Metadata, fetch: FetchTokenizer, also: Sequence[str] = ()) -> Any:
+    """A template's text, a list of named ones, or ``None`` where none can be had."""
+    for repo in dict.fromkeys([*base_repositories(metadata), *also]):
+        try:
+            directory = fetch(repo)
+        except LoadError as error:
+            log.warning("no chat template from %s: %s", repo, error)
+            continue
+        jinja_file = directory / "chat_template.jinja"
+        if jinja_file.is_file():
+            return jinja_file.read_text(encoding="utf-8")
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            if template := _read_json(directory / name).get("chat_template"):
+                return template
+    return None
+
+
+def _check_same_vocabulary(repo: str, definition: Mapping[str, Any], metadata: Metadata) -> None:
+    """Raises ``BadFileError`` naming the first token that differs."""
+    ids = _token_ids(definition)
+    tokens = metadata.get("tokenizer.ggml.tokens") or []
+    types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    for token_id, (token, kind) in enumerate(zip(tokens, types, strict=False)):
+        if kind != UNUSED_TYPE and ids.get(token) != token_id:
+            raise BadFileError(
+                f"{repo} has another vocabulary: the file's token {token_id} is {token!r}, which "
+                f"there is {ids.get(token, 'no token')}"
+            )
+
+
+def _token_ids(definition: Mapping[str, Any]) -> dict[str, int]:
+    vocabulary = definition["model"]["vocab"]
+    if isinstance(vocabulary, list):  # unigram: (piece, score) pairs
+        vocabulary = {piece: token_id for token_id, (piece, _) in enumerate(vocabulary)}
+    added = {token["content"]: token["id"] for token in definition.get("added_tokens", [])}
+    return {**vocabulary, **added}
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    config = _read_json(directory / "tokenizer_config.json")
+    jinja_file = directory / "chat_template.jinja"
+    if jinja_file.is_file():
+        config["chat_template"] = jinja_file.read_text(encoding="utf-8")
+    return config
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise BadFileError(f"{path.name} does not hold a JSON object")
+    return value

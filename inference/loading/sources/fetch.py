@@ -1,0 +1,120 @@
+"""``python -m inference.loading.sources.fetch``: a model's files onto the disk, and nothing else.
+
+    stdin: one ``FetchOrder``, then nothing; its end means that nobody waits any more
+    stdout: a ``FetchMessage`` a line
+
+A process of its own, so that a download is cancelled by ending it and costs a neuron no thread that
+it cannot end. What was downloaded so far stays, and the next one resumes it. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from inference.loading.errors import LoadError
+from inference.loading.progress import OnProgress
+from inference.loading.sources.cached import list_cached, sweep_orphans
+from inference.loading.sources.disk import unwritten
+from inference.loading.sources.sources import fetch_files
+from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage
+from inference.supervised_threads import SupervisedThread
+
+
+class FetchOrder(msgspec.Struct, frozen=True, kw_only=True):
+    spec: LoadSpec
+    cache_dir: str
+    free_memory_bytes: int
+    """That a choice among several quants must fit."""
+
+
+class Fetching(msgspec.Struct, frozen=True, kw_only=True, tag="fetching"):
+    progress: LoadProgress
+
+
+class Fetched(msgspec.Struct, frozen=True, kw_only=True, tag="fetched"):
+    weights: list[str]
+    """Their paths."""
+    weight_bytes: int
+    new_files: dict[str, list[str]] = {}
+    """What was not there before: ``source@revision`` -> names, as ``CachedModel`` has them."""
+
+
+class FetchFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    failure: LoadFailure
+    new_files: dict[str, list[str]] = {}
+
+
+FetchMessage = Fetching | Fetched | FetchFailed
+
+encode_message = msgspec.json.Encoder().encode
+decode_message = msgspec.json.Decoder(FetchMessage).decode
+decode_order = msgspec.json.Decoder(FetchOrder).decode
+
+
+def main() -> NoReturn:
+    """Ends without waiting for the threads: one reads, another may go on downloading."""
+    order = decode_order(sys.stdin.buffer.readline())
+    SupervisedThread(_end_with_parent, name="end-with-parent").start()
+    outcome = fetch(order, lambda progress: _say(Fetching(progress=progress)))
+    _say(outcome)
+    os._exit(0 if isinstance(outcome, Fetched) else 1)
+
+
+def fetch(order: FetchOrder, on_progress: OnProgress) -> Fetched | FetchFailed:
+    cache_dir = Path(order.cache_dir)
+    swept = sweep_orphans(cache_dir, only_source=order.spec.source)
+    for source, num_bytes in swept.items():
+        detail = f"{num_bytes:,} bytes of broken downloads of {source} were removed"
+        on_progress(LoadProgress(stage=LoadStage.DOWNLOADING, detail=detail))
+    before = _cached_names(cache_dir, order.spec)
+    try:
+        files = fetch_files(order.spec, cache_dir, order.free_memory_bytes, on_progress)
+    except (LoadError, OSError) as error:
+        named = unwritten(error, cache_dir) if isinstance(error, OSError) else error
+        new_files = _new_files(before, cache_dir, order.spec)
+        return FetchFailed(failure=named.failure, new_files=new_files)
+    return Fetched(
+        weights=[str(path) for path in files.weights],
+        weight_bytes=sum(path.stat().st_size for path in files.weights),
+        new_files=_new_files(before, cache_dir, order.spec),
+    )
+
+
+def _cached_names(cache_dir: Path, spec: LoadSpec) -> dict[str, set[str]]:
+    """The cached files of this source alone, and those that were begun: others may be downloaded at
+    the same time."""
+    name = spec.source.partition("==")[0]
+    return {
+        f"{model.source}@{model.revision}": {file.name for file in model.files} | {*model.missing}
+        for model in list_cached(cache_dir)
+        if model.source == name or model.source.startswith(f"{name.lower()}-")
+    }
+
+
+def _new_files(
+    before: dict[str, set[str]], cache_dir: Path, spec: LoadSpec
+) -> dict[str, list[str]]:
+    new = {
+        key: sorted(names - before.get(key, set()))
+        for key, names in _cached_names(cache_dir, spec).items()
+    }
+    return {key: names for key, names in new.items() if names}
+
+
+def _say(message: FetchMessage) -> None:
+    sys.stdout.buffer.write(encode_message(message) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

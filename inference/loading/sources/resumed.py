@@ -1,0 +1,97 @@
+"""Downloads a file by HTTP so that a transfer that was broken off continues where it ended.
+
+    <target>.incomplete ─▶ GET, Range: bytes=<its size>- ─▶ checked ─▶ <target>, by one rename
+
+The target's name has to stand for its bytes, as the hub's etags do: a partial file of that name is
+then the beginning of the same file. One process at a time writes it. A file beyond what the hub's
+network serves in one answer comes in pieces, each by a ``Range`` of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from inference.loading.errors import HashMismatchError
+from inference.loading.sources.checksum import check_sha256
+
+INCOMPLETE = ".incomplete"
+MAX_ANSWER_BYTES = 50 * 10**9
+"""The hub's network serves no more at once."""
+PIECE_BYTES = 10 * 10**9
+"""Of a file that is larger."""
+
+
+def transfer(
+    url: str, target: Path, *, num_bytes: int, headers: Mapping[str, str], sha256: str | None
+) -> None:
+    """``sha256``: of the whole file, which is checked where it came in parts. ``url`` is asked
+    again for each part, so it has to outlast the transfer. Blocks while another process writes the
+    same file. Raises huggingface_hub's errors and ``OSError``."""
+    partial = partial_of(target)
+    while not target.exists():
+        with partial.open("ab") as file, _alone(file):
+            if target.exists():
+                break
+            is_of_parts = _continue(url, file, num_bytes, headers)
+            if _is_whole(partial, sha256 if is_of_parts else None):
+                partial.replace(target)
+            else:
+                file.truncate(0)
+    else:
+        return
+    partial.unlink(missing_ok=True)  # opened while the other process finished
+
+
+def partial_of(target: Path) -> Path:
+    return target.with_name(target.name + INCOMPLETE)
+
+
+def is_being_written(partial: Path) -> bool:
+    """Whether a process has it open for ``transfer`` now."""
+    try:
+        with partial.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
+
+
+def _continue(url: str, file: BinaryIO, num_bytes: int, headers: Mapping[str, str]) -> bool:
+    """Whether it came in parts: some of it was there, or it is too large for one answer."""
+    from huggingface_hub.file_download import http_get  # takes its time to import
+
+    first = done = file.seek(0, 2)
+    if done > num_bytes:
+        first = done = file.truncate(0)
+    is_large = num_bytes > MAX_ANSWER_BYTES
+    while done < num_bytes:
+        end = min(num_bytes, done + PIECE_BYTES) if is_large else num_bytes
+        piece = {"Range": f"bytes=0-{end - 1}"} if is_large else {}  # from ``done`` on, see there
+        http_get(url, file, resume_size=done, headers={**headers, **piece}, expected_size=end)
+        done = end
+    file.flush()
+    return is_large or first > 0
+
+
+def _is_whole(partial: Path, sha256: str | None) -> bool:
+    try:
+        if sha256 is not None:
+            check_sha256(partial, sha256)
+    except HashMismatchError:
+        return False
+    return True
+
+
+@contextmanager
+def _alone(file: BinaryIO) -> Iterator[None]:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)

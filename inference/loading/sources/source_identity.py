@@ -1,0 +1,70 @@
+"""Which files a source names now, as one text: another text means that its files have changed.
+
+path:         names, sizes and times of change of what lies there
+huggingface:  the commit that the revision means, asked of the hub
+pypi:         unknown: a wheel that was published never changes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from inference.loading.errors import BadSourceError
+from inference.loading.sources.folders import files_under
+from inference.loading.sources.sources import parse_source
+from inference.protocol.load import LoadSpec, draft_spec
+
+
+def local_identity(spec: LoadSpec) -> str | None:
+    """Of the files on this disk, those of its draft model too; ``None``: it has none here."""
+    found = [
+        _files_identity(Path(location).expanduser())
+        for one in (spec, draft_spec(spec))
+        if one is not None and (location := _location(one, "path")) is not None
+    ]
+    return "\n".join(found) if found else None
+
+
+def hub_identity(spec: LoadSpec) -> str | None:
+    """Blocks while the hub is asked. ``None``: it is not from there, or the hub does not say."""
+    found = [
+        _commit(repo, one.revision)
+        for one in (spec, draft_spec(spec))
+        if one is not None and (repo := _location(one, "huggingface")) is not None
+    ]
+    known = [commit for commit in found if commit is not None]
+    return "\n".join(known) if known and len(known) == len(found) else None
+
+
+def weights_identity(paths: Sequence[Path]) -> str | None:
+    """Of downloaded files; ``None``: there are none, or not all of them are there."""
+    try:
+        found = [path.stat() for path in paths]
+    except OSError:
+        return None
+    return " ".join(f"{one.st_size} {one.st_mtime_ns} {one.st_ino}" for one in found) or None
+
+
+def _location(spec: LoadSpec, scheme: str) -> str | None:
+    try:
+        source = parse_source(spec.source)
+    except BadSourceError:
+        return None
+    return source.location if source.scheme == scheme else None
+
+
+def _files_identity(path: Path) -> str:
+    """The whole folder of a file counts: shards lie side by side."""
+    folder = path if path.is_dir() else path.parent
+    return "\n".join(
+        f"{file.relative_to(folder)} {stats.st_size} {stats.st_mtime_ns} {stats.st_ino}"
+        for file, stats in files_under(folder)
+        if path.is_dir() or file.parent == folder
+    )
+
+
+def _commit(repo: str, revision: str | None) -> str | None:
+    from inference.loading.sources.huggingface import HuggingFaceHub  # takes its time to import
+
+    return HuggingFaceHub().commit(repo, revision)

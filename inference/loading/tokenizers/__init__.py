@@ -1,0 +1,1 @@
+"""Tokenizers of directories, and vocabularies compared."""

@@ -1,0 +1,1 @@
+"""Opened weight files, whatever their format: named, cut for ranks, quantised while they load."""

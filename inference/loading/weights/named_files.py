@@ -1,0 +1,117 @@
+"""``TensorFiles`` under the names that the model asks for, without what it does not compute with.
+
+A checkpoint of a text model beside a tower for pictures nests the text model's names, and brings
+tensors of its own. What is left out is known by the family and counted, so that a load says it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import torch
+
+from inference.loading.errors import MissingTensorError
+from inference.loading.weights.tensor_files import TensorFiles
+from inference.models.config import ModelConfig
+from inference.models.families.family import Family
+from inference.models.families.predictor import PREDICTOR
+from inference.models.families.tower import TOWER
+from inference.models.weights.stored import StoredWeight
+
+
+class NamedFiles:
+    def __init__(self, files: TensorFiles, family: Family, config: ModelConfig) -> None:
+        self._files = files
+        self._own_names: dict[str, str] = {}
+        """Name that the model asks for -> name in the files."""
+        self._num_left_out: Counter[str] = Counter()
+        left_out = _left_out(family, config)
+        for name in files.names:
+            own = family.hub_name(name)
+            purpose = _purpose_left_out(name, left_out)
+            if purpose is None and not family.is_foreign:
+                purpose = _predicting(own, config)
+            if purpose is not None:
+                self._num_left_out[purpose] += 1
+            else:
+                self._own_names[_inside(own, family, config)] = name
+
+    @property
+    def left_out(self) -> str:
+        """For people; empty where everything is computed with."""
+        counts = sorted(self._num_left_out.items())
+        return ", ".join(f"{count} tensors of {purpose} left out" for purpose, count in counts)
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._own_names.keys()
+
+    def dense(self, name: str) -> torch.Tensor:
+        return self._files.dense(self._find(name))
+
+    def stored(self, name: str) -> StoredWeight:
+        return self._files.stored(self._find(name))
+
+    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
+        return self._files.stored_rows(self._find(name), first, last)
+
+    def format_of(self, name: str) -> str:
+        return self._files.format_of(self._find(name))
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return self._files.shape_of(self._find(name))
+
+    def bytes_of(self, name: str) -> int:
+        return self._files.bytes_of(self._find(name))
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _find(self, name: str) -> str:
+        try:
+            return self._own_names[name]
+        except KeyError:
+            raise MissingTensorError(f"the weight files have no tensor for {name}") from None
+
+
+def _left_out(family: Family, config: ModelConfig) -> dict[str, str]:
+    computed = {TOWER: config.vision is not None, PREDICTOR: config.has_predictor}
+    return {
+        start: words for start, words in family.left_out.items() if not computed.get(start, False)
+    }
+
+
+def _purpose_left_out(name: str, left_out: Mapping[str, str]) -> str | None:
+    return next((words for start, words in left_out.items() if name.startswith(start)), None)
+
+
+def _predicting(name: str, config: ModelConfig) -> str | None:
+    """Why it is left out, of layers behind the model's own, which predict further tokens: the first
+    is all that is ever computed."""
+    layer, num_computed = _LAYER.match(name), config.num_layers + config.has_predictor
+    return "multi-token prediction" if layer and int(layer[1]) >= num_computed else None
+
+
+def _inside(own_name: str, family: Family, config: ModelConfig) -> str:
+    return family.predictor_name(own_name, config) if family.predictor_name else own_name
+
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+def with_predictor(config: ModelConfig, family: Family, names: Collection[str]) -> ModelConfig:
+    """``names``: of the files, which may lack it though the family knows one."""
+    inside = (_inside(family.hub_name(name), family, config) for name in names)
+    has_predictor = family.predictor_name is not None and f"{PREDICTOR}fc.weight" in inside
+    return replace(config, has_predictor=has_predictor)
+
+
+def without_absent_tower(config: ModelConfig, names: Collection[str]) -> ModelConfig:
+    """``names``: of the files. Text models made from a checkpoint with a tower often keep its
+    description and lack its tensors."""
+    if config.vision is None or any(name.startswith(TOWER) for name in names):
+        return config
+    return replace(config, vision=None)

@@ -1,0 +1,175 @@
+"""The ``WeightSource`` over weight files: what models ask for, stacked, packed, accounted for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Lock
+
+import torch
+
+from inference.loading.progress import OnProgress
+from inference.loading.weights.quantized_files import DENSE_FORMATS
+from inference.loading.weights.tensor_files import TensorFiles
+from inference.models.families.predictor import PREDICTOR_HEAD
+from inference.models.layers.linear import LinearFactory, StackedLinear
+from inference.models.weights.stored import DenseWeight, StoredWeight, stack
+from inference.models.weights.weight_source import Embedding, Linear
+from inference.protocol.load import LoadProgress, LoadStage
+
+OUTPUT_HEADS = frozenset({"lm_head", PREDICTOR_HEAD})
+
+
+class OpenedWeights:
+    def __init__(
+        self,
+        files: TensorFiles,
+        factory: LinearFactory,
+        on_progress: OnProgress,
+        detail: str = "",
+    ) -> None:
+        """``detail``: in words, what is done to weights on their way in."""
+        self.activation_dtype = factory.dtype
+        self.device = factory.device
+        self._files = files
+        self._factory = factory
+        self._on_progress = on_progress
+        self._detail = detail
+        self._told = Lock()
+        """What is read by several threads is told one after the other."""
+        self._read: set[str] = set()
+        self._outcomes: Counter[str] = Counter()
+        self._packed_bytes: Counter[str] = Counter()
+
+    def tensor(self, name: str) -> torch.Tensor:
+        self._note(name)
+        return self._files.dense(name).to(self.device, self.activation_dtype)
+
+    def has(self, name: str) -> bool:
+        return name in self._files.names
+
+    def linear(self, *names: str) -> Linear:
+        """Weights of different formats keep each its own kernel, side by side."""
+        runs = _runs_of_one_format([(name, self._stored(name)) for name in names])
+        parts = [self._pack(run_names, stored) for run_names, stored in runs]
+        return parts[0] if len(parts) == 1 else StackedLinear(parts)
+
+    def dense(self, name: str) -> torch.Tensor:
+        stored = self._stored(name)
+        is_dense = isinstance(stored, DenseWeight)
+        self._record(
+            [name], "dense" if is_dense else "dequantised: its kernel is for dense weights"
+        )
+        weight = stored.weight if isinstance(stored, DenseWeight) else stored.dequantize()
+        return weight.to(self.device, self.activation_dtype)
+
+    def stored(self, name: str) -> StoredWeight:
+        return self.stored_parts(name)[0]
+
+    def stored_parts(self, *names: str) -> list[StoredWeight]:
+        named = [(name, self._stored(name)) for name in names]
+        for name, stored in named:
+            packed_bytes = 0 if isinstance(stored, DenseWeight) else stored.packed_bytes
+            self._record([name], _storage(stored), packed_bytes)
+        return [stored for _, stored in _runs_of_one_format(named)]
+
+    def embedding(self, name: str) -> Embedding:
+        stored = self._stored(name)
+        self._record([name], _storage(stored))
+        return self._factory.embedding(stored)
+
+    def all_tensors(self) -> dict[str, torch.Tensor]:
+        found = {}
+        for name in self._files.names:
+            self._note(name)
+            format, tensor = self._files.format_of(name), self._files.dense(name)
+            if not tensor.is_floating_point():
+                found[name] = tensor
+                self._outcomes[f"{format} as it is"] += 1
+                continue
+            found[name] = tensor.to(self.activation_dtype)
+            self._outcomes[f"{format} {'dense' if format in DENSE_FORMATS else 'dequantised'}"] += 1
+        return found
+
+    def report(self) -> str:
+        return "; ".join(
+            f"{count} x {outcome}{_megabytes(self._packed_bytes[outcome])}"
+            for outcome, count in sorted(self._outcomes.items())
+        )
+
+    def _pack(self, names: Sequence[str], stored: StoredWeight) -> Linear:
+        linear, outcome = self._factory.linear(stored, prefills=OUTPUT_HEADS.isdisjoint(names))
+        self._record(names, outcome)
+        return linear
+
+    def _record(self, names: Sequence[str], outcome: str, packed_bytes: int = 0) -> None:
+        for name in names:
+            outcome_here = f"{self._files.format_of(f'{name}.weight')} {outcome}"
+            with self._told:
+                self._outcomes[outcome_here] += 1
+                self._packed_bytes[outcome_here] += packed_bytes
+
+    def _stored(self, name: str) -> StoredWeight:
+        self._note(f"{name}.weight")
+        stored = self._files.stored(f"{name}.weight")
+        return replace(stored, bias=self._bias(f"{name}.bias"))
+
+    def _bias(self, name: str) -> torch.Tensor | None:
+        if not self.has(name):
+            return None
+        self._note(name)
+        return self._files.dense(name)
+
+    def _note(self, name: str) -> None:
+        with self._told:
+            self._read.add(name)
+            self._on_progress(
+                LoadProgress(
+                    stage=LoadStage.WEIGHTS,
+                    done=len(self._read),
+                    total=len(self._files.names),
+                    unit="tensors",
+                    detail=self._detail,
+                )
+            )
+
+
+def _runs_of_one_format(
+    named: Sequence[tuple[str, StoredWeight]],
+) -> list[tuple[list[str], StoredWeight]]:
+    """Stacks neighbours that one kernel can take together; the order stays."""
+    runs: list[tuple[list[str], list[StoredWeight]]] = []
+    for name, stored in named:
+        if runs and _layout(runs[-1][1][-1]) == _layout(stored):
+            runs[-1][0].append(name)
+            runs[-1][1].append(stored)
+        else:
+            runs.append(([name], [stored]))
+    return [(names, _stack(weights)) for names, weights in runs]
+
+
+def _storage(stored: StoredWeight) -> str:
+    return "dense" if isinstance(stored, DenseWeight) else f"kept in {stored.bits} bits"
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f" ({num_bytes / 1e6:.1f} MB)" if num_bytes else ""
+
+
+def _layout(stored: StoredWeight) -> tuple[type, int, bool]:
+    """What must agree for weights to be stacked."""
+    if isinstance(stored, DenseWeight):
+        return DenseWeight, 0, False
+    return type(stored), stored.bits, stored.minimums is not None
+
+
+def _stack(weights: Sequence[StoredWeight]) -> StoredWeight:
+    """``weights`` of one layout; zeros as biases where only others of the stack have one."""
+    if any(weight.bias is not None for weight in weights):
+        weights = [replace(weight, bias=_bias_or_zeros(weight)) for weight in weights]
+    return stack(weights)
+
+
+def _bias_or_zeros(weight: StoredWeight) -> torch.Tensor:
+    return torch.zeros(weight.shape[0]) if weight.bias is None else weight.bias.float()

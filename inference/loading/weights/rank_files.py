@@ -1,0 +1,120 @@
+"""``TensorFiles`` of which one rank reads its part: what ranks share out is cut as it is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import torch
+
+from inference.loading.errors import BadSourceError
+from inference.loading.preflight import FP8
+from inference.loading.weights.quantized_files import DENSE_FORMATS
+from inference.loading.weights.tensor_files import TensorFiles
+from inference.models.config import ModelConfig
+from inference.models.errors import UnsplittableError
+from inference.models.parallel.cuts import Cut, RankCuts, check_groups, input_groups
+from inference.models.parallel.shares import RankShare, rank_share
+from inference.models.weights.stored import (
+    GROUP_FEATURES,
+    SUPER_BLOCK_FEATURES,
+    DenseWeight,
+    StoredWeight,
+    with_tensors,
+)
+
+
+class RankFiles:
+    def __init__(self, files: TensorFiles, cuts: RankCuts) -> None:
+        self._files = files
+        self._zeroed = cuts.zeroed
+        self._cuts = dict(cuts.cuts)
+        self._names = [name for name in files.names if name not in cuts.absent]
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._names
+
+    def dense(self, name: str) -> torch.Tensor:
+        tensor = self._files.dense(name)
+        if name in self._zeroed:
+            return torch.zeros_like(tensor)
+        cut = self._cuts.get(name)
+        return tensor if cut is None else cut_tensor(tensor, cut)
+
+    def stored(self, name: str) -> StoredWeight:
+        stored = self._files.stored(name)
+        cut = self._cuts.get(name)
+        return stored if cut is None else cut_weight(stored, cut)
+
+    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
+        return with_tensors(self.stored(name), lambda tensor: tensor[first:last])
+
+    def format_of(self, name: str) -> str:
+        return self._files.format_of(name)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        shape = self._files.shape_of(name)
+        cut = self._cuts.get(name)
+        if cut is None:
+            return shape
+        return (*shape[: cut.axis], cut.length, *shape[cut.axis + 1 :])
+
+    def bytes_of(self, name: str) -> int:
+        whole = math.prod(self._files.shape_of(name))
+        return self._files.bytes_of(name) * math.prod(self.shape_of(name)) // whole
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def rank_shares(config: ModelConfig, files: TensorFiles, num_ranks: int) -> tuple[RankShare, ...]:
+    """The shares of all ranks, none where there is one; ``files`` are whole. Raises
+    ``BadSourceError`` by name for what does not come out even."""
+    if num_ranks == 1:
+        return ()
+    packed = packing_groups(files)
+    groups = input_groups(config, packed)
+    try:
+        shares = tuple(rank_share(config, rank, num_ranks, groups) for rank in range(num_ranks))
+        for share in shares:
+            check_groups(config, share, packed)
+    except UnsplittableError as error:
+        raise BadSourceError(str(error)) from None
+    return shares
+
+
+def cut_weight(stored: StoredWeight, cut: Cut) -> StoredWeight:
+    """``stored`` without a bias. Columns are cut at the ends of its groups, which the cut has."""
+    if isinstance(stored, DenseWeight):
+        return DenseWeight(weight=cut_tensor(stored.weight, cut))
+    if cut.axis == 0:  # a view would keep all of what was unpacked
+        return with_tensors(stored, lambda tensor: cut_tensor(tensor, cut).clone())
+    in_features = stored.shape[1]
+
+    def columns(tensor: torch.Tensor) -> torch.Tensor:
+        group = in_features // tensor.shape[1]
+        ranges = tuple((begin // group, end // group) for begin, end in cut.ranges)
+        return cut_tensor(tensor, replace(cut, ranges=ranges))
+
+    return with_tensors(stored, columns)
+
+
+def cut_tensor(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
+    """Rows that lie together are a view of the file; all else is copied."""
+    parts = [tensor.narrow(cut.axis, begin, end - begin) for begin, end in cut.ranges]
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, dim=cut.axis)
+
+
+def packing_groups(files: TensorFiles) -> Mapping[str, int]:
+    """How many inputs each packed weight holds in one group, by name."""
+    formats = ((name, files.format_of(name)) for name in files.names)
+    return {name: _group(format) for name, format in formats if format not in _UNGROUPED}
+
+
+_UNGROUPED = DENSE_FORMATS | {FP8}
+
+
+def _group(format: str) -> int:
+    return SUPER_BLOCK_FEATURES if format.endswith("_K") else GROUP_FEATURES

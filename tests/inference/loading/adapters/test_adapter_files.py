@@ -1,0 +1,228 @@
+"""Adapters are checked against their base before a weight is read, and what is not computed here is
+refused by its name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from inference.loading.adapters.adapter_config import read_adapter_config
+from inference.loading.adapters.adapter_files import open_adapter
+from inference.loading.errors import (
+    BadAdapterError,
+    BadSourceError,
+    HashMismatchError,
+    LoadError,
+    MissingFileError,
+)
+from inference.models.config import ModelConfig
+from inference.models.layers.experts_config import ExpertsConfig
+from inference.protocol.adapters import AdapterSpec
+from tests.inference.adapter_files import LLAMA_TARGETS, spec_of, write_adapter
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    max_positions=64,
+    rms_norm_eps=1e-5,
+    rope_theta=10_000.0,
+)
+SHAPES = {
+    "self_attn.q_proj": (32, 32),
+    "self_attn.k_proj": (16, 32),
+    "self_attn.v_proj": (16, 32),
+    "self_attn.o_proj": (32, 32),
+    "mlp.gate_proj": (48, 32),
+    "mlp.up_proj": (48, 32),
+    "mlp.down_proj": (32, 48),
+}
+BASE = {
+    f"model.layers.{layer}.{name}.weight": torch.zeros(shape)
+    for layer in range(2)
+    for name, shape in SHAPES.items()
+}
+MINIMAL: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q"]}
+
+
+def opened(directory: Path, config: ModelConfig = CONFIG, **changes: Any):  # type: ignore[no-untyped-def]
+    spec = AdapterSpec(**{"name": "one", "source": f"path:{directory}", **changes})
+    return open_adapter(spec, config, Path("/nowhere"), lambda _: None)
+
+
+def edit(directory: Path, **fields: Any) -> None:
+    path = directory / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_every_target_is_read_with_its_own_rank_and_scale(tmp_path: Path) -> None:
+    write_adapter(
+        tmp_path,
+        BASE,
+        seed=1,
+        rank=4,
+        alpha=8,
+        rank_pattern={"k_proj": 16, r"layers\.1\.self_attn\.v_proj": 4},
+        alpha_pattern={"o_proj": 2.0},
+    )
+    modules = opened(tmp_path).weights.modules
+    assert modules.keys() == {name.removesuffix(".weight") for name in BASE}
+    first = "model.layers.0.self_attn."
+    assert modules[f"{first}q_proj"].scale == 2.0
+    assert modules[f"{first}k_proj"].scale == 0.5
+    assert modules[f"{first}o_proj"].scale == 0.5
+    assert modules[f"{first}k_proj"].down.shape == (16, 32)
+
+
+def test_rank_stabilized_scale() -> None:
+    assert read_adapter_config(MINIMAL | {"use_rslora": True}).scale_of("q") == 4.0
+    assert read_adapter_config(MINIMAL).scale_of("q") == 2.0
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["all-linear"], r".*\.(q|v)_proj"])
+def test_targets_as_one_word_or_an_expression(tmp_path: Path, targets: Any) -> None:
+    write_adapter(tmp_path, BASE, seed=1, targets=("q_proj", "v_proj"))
+    edit(tmp_path, target_modules=targets)
+    assert len(opened(tmp_path).weights.modules) == 4
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("use_dora", True, "DoRA"),
+        ("modules_to_save", ["lm_head"], "modules_to_save"),
+        ("trainable_token_indices", [1], "trainable_token_indices"),
+        ("target_parameters", ["experts.gate_up_proj"], "target_parameters"),
+        ("bias", "all", "bias 'all'"),
+        ("lora_bias", True, "lora_bias"),
+        ("fan_in_fan_out", True, "fan_in_fan_out"),
+        ("peft_type", "IA3", "'IA3'"),
+        ("init_lora_weights", "pissa_niter_4", "pissa_niter_4"),
+        ("r", 0, "r is 0"),
+        ("r", 10_000, "from 1 to 512"),
+        ("lora_alpha", "8", "lora_alpha"),
+        ("lora_alpha", 1e300, "lora_alpha"),
+        ("target_modules", [], "target_modules"),
+        ("rank_pattern", {"(": 4}, "rank_pattern"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(field: str, value: Any, words: str) -> None:
+    with pytest.raises(BadAdapterError, match=words.replace("(", r"\(")):
+        read_adapter_config(MINIMAL | {field: value})
+
+
+def change(directory: Path, **tensors: torch.Tensor | None) -> None:
+    """Names are those of layer 0, ``None`` takes one out."""
+    path = directory / "adapter_model.safetensors"
+    held = load_file(path)
+    for name, tensor in tensors.items():
+        full = f"base_model.model.{name.replace('__', '.')}"
+        if tensor is None:
+            del held[full]
+        else:
+            held[full] = tensor
+    save_file(held, path)
+
+
+LAYER = "model__layers__0__"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({f"{LAYER}self_attn__q_proj__lora_A__weight": torch.zeros(4, 31)}, "4 x 31 and should be"),
+        ({f"{LAYER}self_attn__q_proj__lora_B__weight": torch.zeros(32, 5)}, "rank 4"),
+        ({f"{LAYER}self_attn__q_proj__lora_B__weight": None}, "lacks lora_B"),
+        (
+            {
+                f"{LAYER}self_attn__q_proj__lora_A__weight": None,
+                f"{LAYER}self_attn__q_proj__lora_B__weight": None,
+            },
+            "lacks model.layers.0.self_attn.q_proj",
+        ),
+        (
+            {
+                "lm_head__lora_A__weight": torch.zeros(4, 32),
+                "lm_head__lora_B__weight": torch.zeros(64, 4),
+            },
+            "output head",
+        ),
+        (
+            {"model__embed_tokens__lora_embedding_A": torch.zeros(4, 64)},
+            "embed_tokens.lora_embedding_A, which is no part",
+        ),
+        (
+            {
+                "model__layers__9__mlp__up_proj__lora_A__weight": torch.zeros(4, 32),
+                "model__layers__9__mlp__up_proj__lora_B__weight": torch.zeros(48, 4),
+            },
+            "no projection of the base model",
+        ),
+        (
+            {f"{LAYER}self_attn__q_proj__lora_A__weight": torch.full((4, 32), float("nan"))},
+            "not all numbers",
+        ),
+        ({f"{LAYER}self_attn__q_proj__lora_magnitude_vector": torch.zeros(32)}, "no part of a"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    tmp_path: Path, tensors: dict[str, torch.Tensor | None], words: str
+) -> None:
+    write_adapter(tmp_path, BASE, seed=1)
+    change(tmp_path, **tensors)
+    with pytest.raises(BadAdapterError, match=words):
+        opened(tmp_path)
+
+
+def test_experts_are_refused_by_name(tmp_path: Path) -> None:
+    write_adapter(tmp_path, BASE, seed=1, targets=LLAMA_TARGETS)
+    sparse = ModelConfig(
+        **{
+            field: getattr(CONFIG, field)
+            for field in CONFIG.__dataclass_fields__
+            if field not in ("architecture", "mlps", "experts")
+        },
+        architecture="qwen3_moe",
+        mlps=("sparse", "sparse"),
+        experts=ExpertsConfig(num_experts=4, experts_per_token=2, intermediate_size=48),
+    )
+    with pytest.raises(BadAdapterError, match="belongs to experts"):
+        opened(tmp_path, sparse)
+
+
+def test_sources(tmp_path: Path) -> None:
+    write_adapter(tmp_path, BASE, seed=1)
+    with pytest.raises(HashMismatchError):
+        opened(tmp_path, sha256="0" * 64)
+    with pytest.raises(BadSourceError, match="revision"):
+        opened(tmp_path, revision="main")
+    with pytest.raises(BadSourceError, match="huggingface: or path:"):
+        opened(tmp_path, source="pypi:some-adapter")
+    with pytest.raises(MissingFileError):
+        opened(tmp_path / "nowhere")
+    (tmp_path / "adapter_config.json").write_text("{")
+    with pytest.raises(BadAdapterError, match="not JSON"):
+        opened(tmp_path)
+    (tmp_path / "adapter_config.json").unlink()
+    with pytest.raises(LoadError, match="has no adapter_config"):
+        opened(tmp_path)
+
+
+def test_a_fingerprint_is_of_the_files(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("same", 1), ("b", 2)):
+        write_adapter(tmp_path / name, BASE, seed=seed)
+    a, same, b = (opened(tmp_path / name).fingerprint for name in ("a", "same", "b"))
+    assert a == same != b
+    edit(tmp_path / "same", lora_alpha=9)
+    assert opened(tmp_path / "same").fingerprint != a
+    assert spec_of(tmp_path / "a").name == "a"

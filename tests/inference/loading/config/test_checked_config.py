@@ -1,0 +1,226 @@
+"""Configs whose numbers make no sense are refused at once, with the number and the rule."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from inference.loading.config.checked_config import check_config
+from inference.loading.config.hub_config import parse_config, read_directory_config
+from inference.loading.errors import BadFileError
+from inference.loading.loader import open_model
+from inference.models.config import ModelConfig, RopeScaling
+from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.recurrent.delta_config import DeltaConfig
+from inference.models.layers.recurrent.mamba_config import MambaConfig
+from inference.models.layers.recurrent.state_config import ShortConvConfig
+from inference.protocol.load import LoadSpec
+from tests.inference.loading.config.test_checked_shapes import spec
+from tests.inference.loading.conftest import save_gguf
+from tests.inference.loading.editable_gguf import FLOAT32, EditableGGUF
+
+LARGEST = 2**31 - 1
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_positions=128,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+)
+
+
+def refusal(source: Path, tmp_path: Path) -> str:
+    with pytest.raises(BadFileError) as caught:
+        open_model(spec(source), tmp_path, lambda _: None)
+    return str(caught.value)
+
+
+WRONG_JSON: list[tuple[dict[str, Any], str]] = [
+    ({"num_key_value_heads": 8}, "4 query heads cannot share 8 heads"),
+    ({"num_key_value_heads": 3}, "cannot share 3 heads"),
+    ({"num_key_value_heads": -2}, "num_key_value_heads is -2"),
+    ({"num_key_value_heads": "two"}, "num_key_value_heads is 'two'"),
+    ({"num_attention_heads": -4}, "num_attention_heads is -4"),
+    ({"num_attention_heads": 4.5}, "num_attention_heads is 4.5"),
+    ({"hidden_size": 0}, "hidden_size is 0"),
+    ({"head_dim": 15}, "15 features of each head"),
+    ({"head_dim": -16}, "head_dim is -16"),
+    ({"num_hidden_layers": LARGEST}, "num_hidden_layers is 2147483647"),
+    ({"max_position_embeddings": LARGEST}, "max_position_embeddings is 2147483647"),
+    ({"eos_token_id": 64}, "end-of-text token 64 is outside the vocabulary of 64"),
+    ({"eos_token_id": [2, -1]}, "end-of-text token -1 is outside"),
+    ({"eos_token_id": "</s>"}, "cannot be read"),
+    ({"rms_norm_eps": math.nan}, "rms_norm_eps is nan"),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": -1.0}}, "rope_theta is -1"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": math.nan}}, "yarn is nan"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": math.inf}}, "yarn is inf"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": -4.0}}, "yarn is -4"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 1e9}}, "max_positions is 128000000000"),
+    ({"rope_parameters": {"rope_type": "linear", "factor": 0.0}}, "factor is 0.0"),
+    ({"rope_parameters": {"rope_type": "linear"}}, "cannot be read: KeyError: 'factor'"),
+    ({"rope_parameters": [1]}, "cannot be read"),
+    ({"quantization_config": "awq"}, "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), WRONG_JSON, ids=lambda value: str(value)[:40])
+def test_config_json_is_refused_by_the_value_and_the_rule(
+    changes: dict[str, Any], words: str, tiny_directory: Path, tmp_path: Path
+) -> None:
+    (tiny_directory / "generation_config.json").unlink(missing_ok=True)
+    path = tiny_directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    assert words in refusal(tiny_directory, tmp_path)
+
+
+def test_nested_json_is_refused(tiny_directory: Path) -> None:
+    (tiny_directory / "config.json").write_text("[" * 200_000)
+    with pytest.raises(BadFileError, match="is not JSON"):
+        read_directory_config(tiny_directory)
+
+
+WRONG_GGUF: list[tuple[str, Any, int, str]] = [
+    ("llama.attention.head_count_kv", 8, 4, "cannot share 8 heads"),
+    ("llama.attention.head_count_kv", -2, 5, "head_count_kv is -2"),
+    ("llama.attention.head_count", -4, 5, "head_count is -4"),
+    ("llama.block_count", LARGEST, 4, "block_count is 2147483647"),
+    ("llama.context_length", LARGEST, 4, "context_length is 2147483647"),
+    ("llama.context_length", 0, 4, "lacks llama.context_length"),
+    ("llama.embedding_length", 0, 4, "lacks llama.embedding_length"),
+    ("llama.attention.layer_norm_rms_epsilon", math.nan, FLOAT32, "rms_norm_eps is nan"),
+    ("llama.rope.freq_base", math.inf, FLOAT32, "rope_theta is inf"),
+    ("llama.vocab_size", 1, 4, ""),
+    ("tokenizer.ggml.eos_token_id", 64, 4, "end-of-text token 64 is outside"),
+    ("tokenizer.ggml.bos_token_id", 64, 4, "bos_token_id is 64, which is outside"),
+    ("general.base_model.count", 2**63 - 1, 10, ""),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "kind", "words"), WRONG_GGUF)
+def test_gguf_metadata_is_refused_by_the_value_and_the_rule(
+    key: str, value: Any, kind: int, words: str, tiny_directory: Path, tmp_path: Path
+) -> None:
+    """Two of the keys are not read: such a file loads."""
+    weights = load_file(tiny_directory / "model.safetensors")
+    file = EditableGGUF.read(save_gguf(tmp_path / "x.gguf", weights))
+    file.set(key, value, kind)
+    source = file.write(tmp_path / "y.gguf")
+    if not words:
+        open_model(spec(source), tmp_path, lambda _: None).close()
+        return
+    assert words in refusal(source, tmp_path)
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -2.0, 0.0])
+def test_a_yarn_factor_that_is_no_factor(
+    factor: float, tiny_directory: Path, tmp_path: Path
+) -> None:
+    weights = load_file(tiny_directory / "model.safetensors")
+    metadata = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": factor}
+    source = save_gguf(tmp_path / "x.gguf", weights, metadata=metadata)
+    assert f"yarn is {factor}" in refusal(source, tmp_path)
+
+
+def test_a_vocabulary_of_another_size_than_the_table(tiny_directory: Path, tmp_path: Path) -> None:
+    weights = load_file(tiny_directory / "model.safetensors")
+    file = EditableGGUF.read(save_gguf(tmp_path / "x.gguf", weights))
+    tokens = file.pair("tokenizer.ggml.tokens")
+    tokens.value = tokens.value[:-1]
+    source = file.write(tmp_path / "y.gguf")
+    assert "63 tokens, and the embedding token_embd.weight has 64 rows" in refusal(source, tmp_path)
+
+
+def test_token_types_are_one_for_each_token(tiny_directory: Path, tmp_path: Path) -> None:
+    weights = load_file(tiny_directory / "model.safetensors")
+    file = EditableGGUF.read(save_gguf(tmp_path / "x.gguf", weights))
+    file.pair("tokenizer.ggml.token_type").value.append(1)
+    source = file.write(tmp_path / "y.gguf")
+    assert "token_type has 65 entries for 64 tokens" in refusal(source, tmp_path)
+
+
+EXPERTS = ExpertsConfig(num_experts=4, experts_per_token=2, intermediate_size=32)
+DELTA = DeltaConfig(
+    num_key_heads=2, num_value_heads=4, key_head_dim=16, value_head_dim=16, conv_kernel=4
+)
+MAMBA = MambaConfig(num_heads=4, head_dim=16, num_groups=2, state_size=16, conv_kernel=4)
+YARN = RopeScaling(kind="yarn", factor=2.0, original_max_positions=64)
+LONG = RopeScaling(kind="longrope", factor=2.0, short_divisors=(1.0,) * 8, long_divisors=(2.0,) * 8)
+SPARSE: dict[str, Any] = {"mlps": ("sparse",) * 2}
+
+
+def test_configs_that_make_sense_pass() -> None:
+    for changes in (
+        {},
+        {"experts": EXPERTS, **SPARSE},
+        {"delta": DELTA, "mixers": ("delta", "attention")},
+        {"mamba": MAMBA, "mixers": ("mamba", "attention")},
+        {"rope_scaling": YARN},
+        {"rope_scaling": LONG},
+    ):
+        assert check_config(replace(CONFIG, **changes)).hidden_size == 64
+
+
+WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
+    ({"num_layers": 0}, "num_layers is 0"),
+    ({"vocab_size": 2**31}, "vocab_size is 2147483648"),
+    ({"mixers": ("attention",)}, "1 layers are listed"),
+    ({"mixers": ("sliding",) * 2}, "within a window"),
+    ({"sliding_window": 0}, "sliding_window is 0"),
+    ({"sliding_window": 20.0}, "sliding_window is 20.0, not a whole number"),
+    (SPARSE, "experts that are not declared"),
+    ({"rotary_dim": 18}, "18 features of each head of 16"),
+    ({"rotary_dim": 7}, "7 features"),
+    ({"experts": replace(EXPERTS, experts_per_token=5), **SPARSE}, "from 1 to 4"),
+    ({"experts": replace(EXPERTS, weight_scale=math.nan), **SPARSE}, "weight_scale"),
+    ({"delta": replace(DELTA, num_value_heads=3)}, "3 value heads"),
+    ({"delta": replace(DELTA, conv_kernel=0)}, "conv_kernel is 0"),
+    ({"mamba": replace(MAMBA, num_groups=3)}, "3 equal groups"),
+    ({"mamba": replace(MAMBA, step_limit=(1.0, 0.5))}, "limited to 1.0"),
+    ({"mamba": replace(MAMBA, step_limit=(0.0, 1e300))}, "limited to 0.0 … 1e+300"),
+    ({"rope_theta": 1e300}, "rope_theta is 1e+300"),
+    ({"short_conv": ShortConvConfig(channels=-64, kernel=3)}, "channels of a convolution is -64"),
+    ({"rope_scaling": replace(YARN, original_max_positions=0)}, "original positions is 0"),
+    ({"rope_scaling": replace(YARN, beta_fast=math.nan)}, "beta_fast is nan"),
+    ({"rope_scaling": YARN, "rope_theta": 1.0}, "not above 1"),
+    ({"rope_scaling": replace(LONG, long_divisors=(2.0,) * 7)}, "7 divisors for 8 frequencies"),
+    ({"rope_scaling": replace(LONG, long_divisors=(0.0,) * 8)}, "a divisor is 0.0"),
+    ({"attention_scale": math.inf}, "attention_scale is inf"),
+    ({"logit_soft_cap": 0.0}, "logit_soft_cap is 0.0"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), WRONG_CONFIGS, ids=lambda value: str(value)[:40])
+def test_a_config_that_makes_no_sense(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadFileError, match="makes no sense") as caught:
+        check_config(replace(CONFIG, **changes))
+    assert words in str(caught.value)
+
+
+def test_counts_are_refused_wherever_a_config_nests_them() -> None:
+    config = {"model_type": "mistral3", "text_config": {"num_local_experts": 10**9}}
+    with pytest.raises(BadFileError, match=r"num_local_experts is 1000000000; .* up to 65536"):
+        parse_config(config, {})
+
+
+def test_a_long_context_is_a_claim_that_takes_no_memory(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    path = tiny_directory / "config.json"
+    config = json.loads(path.read_text()) | {"max_position_embeddings": 2**24}
+    path.write_text(json.dumps(config))
+    asked = LoadSpec(job_id="1", model="m", source=f"path:{tiny_directory}", devices=["cpu"])
+    opened = open_model(asked, tmp_path, lambda _: None)
+    assert opened.need.required_bytes < 100 * 10**6
+    opened.close()

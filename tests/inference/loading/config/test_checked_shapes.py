@@ -1,0 +1,247 @@
+"""Weight files whose tensors have other shapes than their config declares are refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+from safetensors.torch import load_file, save_file
+
+from inference.loading.config.checked_shapes import check_module_tensors, check_tensors
+from inference.loading.errors import BadFileError, MissingTensorError, WrongShapeError
+from inference.loading.loader import open_model
+from inference.models.config import ModelConfig
+from inference.models.families.registry import family_of
+from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.recurrent.mamba_config import MambaConfig
+from inference.protocol.load import LoadSpec
+from tests.inference.loading.conftest import save_directory, save_gguf
+from tests.inference.loading.editable_gguf import EditableGGUF
+
+LAYER = "model.layers.0."
+Weights = dict[str, torch.Tensor]
+
+
+def spec(source: Path) -> LoadSpec:
+    return LoadSpec(job_id="1", model="m", source=f"path:{source}", devices=["cpu"])
+
+
+def in_safetensors(weights: Weights, directory: Path, tmp_path: Path) -> Path:
+    save_file(weights, directory / "model.safetensors")
+    return directory
+
+
+def in_gguf(weights: Weights, directory: Path, tmp_path: Path) -> Path:
+    return save_gguf(tmp_path / "x.gguf", weights)
+
+
+WRONG = [
+    ("self_attn.q_proj.weight", (48, 64), "48 x 64 and should be 64 x 64"),
+    ("self_attn.k_proj.weight", (16, 64), "16 x 64 and should be 32 x 64"),
+    ("self_attn.v_proj.weight", (32, 32), "32 x 32 and should be 32 x 64"),
+    ("self_attn.o_proj.weight", (64, 32), "64 x 32 and should be 64 x 64"),
+    ("mlp.gate_proj.weight", (64, 64), "64 x 64 and should be 96 x 64"),
+    ("mlp.down_proj.weight", (64, 64), "64 x 64 and should be 64 x 96"),
+    ("input_layernorm.weight", (63,), "63 and should be 64"),
+]
+
+
+@pytest.mark.parametrize("save", [in_safetensors, in_gguf])
+@pytest.mark.parametrize(("name", "shape", "words"), WRONG)
+def test_a_tensor_of_another_shape_is_named(
+    save: Callable[[Weights, Path, Path], Path],
+    name: str,
+    shape: tuple[int, ...],
+    words: str,
+    tiny_directory: Path,
+    tmp_path: Path,
+) -> None:
+    weights = load_file(tiny_directory / "model.safetensors")
+    weights[LAYER + name] = torch.zeros(shape)
+    with pytest.raises(WrongShapeError, match=f"{LAYER}{name} is {words}") as caught:
+        open_model(spec(save(weights, tiny_directory, tmp_path)), tmp_path, lambda _: None)
+    assert caught.value.failure.code == "bad_file"
+
+
+def test_a_table_of_fewer_rows_is_named(tiny_directory: Path, tmp_path: Path) -> None:
+    weights = load_file(tiny_directory / "model.safetensors")
+    weights["lm_head.weight"] = torch.zeros(60, 64)
+    save_file(weights, tiny_directory / "model.safetensors")
+    with pytest.raises(WrongShapeError, match=r"lm_head.weight is 60 x 64 and should be 64 x 64"):
+        open_model(spec(tiny_directory), tmp_path, lambda _: None)
+
+
+def test_a_bias_that_no_family_declares_is_checked_because_it_is_read(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    weights = load_file(tiny_directory / "model.safetensors")
+    weights[LAYER + "self_attn.q_proj.bias"] = torch.zeros(48)
+    save_file(weights, tiny_directory / "model.safetensors")
+    with pytest.raises(WrongShapeError, match=r"q_proj\.bias is 48 and should be 64"):
+        open_model(spec(tiny_directory), tmp_path, lambda _: None)
+
+
+def test_a_config_of_another_width_is_refused_by_the_first_tensor(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    path = tiny_directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_size": 128}))
+    with pytest.raises(WrongShapeError, match=r"embed_tokens\.weight is 64 x 64 and .* 64 x 128"):
+        open_model(spec(tiny_directory), tmp_path, lambda _: None)
+
+
+def test_a_gguf_of_another_width_is_refused(tiny_directory: Path, tmp_path: Path) -> None:
+    weights = load_file(tiny_directory / "model.safetensors")
+    file = EditableGGUF.read(save_gguf(tmp_path / "x.gguf", weights))
+    file.set("llama.embedding_length", 128)
+    with pytest.raises(BadFileError, match=r"is 64 x 64 and should be"):
+        open_model(spec(file.write(tmp_path / "y.gguf")), tmp_path, lambda _: None)
+
+
+def test_a_norm_may_be_stored_in_blocks_but_not_cut(tiny_directory: Path, tmp_path: Path) -> None:
+    weights = load_file(tiny_directory / "model.safetensors")
+    types = {f"{LAYER}mlp.up_proj.weight": GGMLQuantizationType.Q8_0}
+    file = save_gguf(tmp_path / "x.gguf", weights, types=types)
+    open_model(spec(file), tmp_path, lambda _: None).close()
+
+
+def test_the_same_name_in_two_shards_is_refused(tiny_directory: Path, tmp_path: Path) -> None:
+    weights = load_file(tiny_directory / "model.safetensors")
+    (tiny_directory / "model.safetensors").unlink()
+    for number in (1, 2):
+        save_file(weights, tiny_directory / f"model-{number:05d}-of-00002.safetensors")
+    with pytest.raises(BadFileError, match="both hold"):
+        open_model(spec(tiny_directory), tmp_path, lambda _: None)
+
+
+def test_the_same_name_twice_in_a_header_is_refused(tiny_directory: Path, tmp_path: Path) -> None:
+    path = tiny_directory / "model.safetensors"
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length].decode().rstrip()
+    name = "model.norm.weight"
+    entry = json.dumps({name: json.loads(header)[name]})[1:-1]
+    doubled = f"{header[:-1]},{entry}}}".encode()
+    path.write_bytes(len(doubled).to_bytes(8, "little") + doubled + content[8 + length :])
+    with pytest.raises(BadFileError, match=r"holds model\.norm\.weight twice"):
+        open_model(spec(tiny_directory), tmp_path, lambda _: None)
+
+
+class Declared:
+    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        self._shapes = shapes
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._shapes)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+
+EXPERTS = ExpertsConfig(num_experts=2, experts_per_token=1, intermediate_size=32)
+CONFIG = ModelConfig(
+    architecture="mixtral",
+    vocab_size=8,
+    hidden_size=64,
+    intermediate_size=64,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_positions=128,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    tie_embeddings=True,
+    mlps=("sparse",),
+    experts=EXPERTS,
+)
+MIXTURE: dict[str, tuple[int, ...]] = {
+    "model.embed_tokens.weight": (8, 64),
+    "model.norm.weight": (64,),
+    **{f"{LAYER}{name}.weight": (64,) for name in ("input_layernorm", "post_attention_layernorm")},
+    **{f"{LAYER}self_attn.{name}.weight": (64, 64) for name in ("q_proj", "o_proj")},
+    **{f"{LAYER}self_attn.{name}.weight": (32, 64) for name in ("k_proj", "v_proj")},
+    f"{LAYER}mlp.gate.weight": (2, 64),
+    **{
+        f"{LAYER}mlp.experts.{index}.{name}.weight": shape
+        for index in range(2)
+        for name, shape in (("gate_proj", (32, 64)), ("up_proj", (32, 64)), ("down_proj", (64, 32)))
+    },
+}
+
+
+def test_each_expert_is_checked_by_itself() -> None:
+    check_tensors(CONFIG, Declared(MIXTURE))
+    name = f"{LAYER}mlp.experts.1.down_proj.weight"
+    with pytest.raises(WrongShapeError, match=rf"{name} is 64 x 16 and should be 64 x 32"):
+        check_tensors(CONFIG, Declared(MIXTURE | {name: (64, 16)}))
+    bias = f"{LAYER}mlp.experts.1.down_proj.bias"
+    with pytest.raises(WrongShapeError, match="is 3 and should be 64"):
+        check_tensors(CONFIG, Declared(MIXTURE | {bias: (3,)}))
+
+
+def test_experts_that_are_not_there_are_counted_and_not_all_listed() -> None:
+    fewer = {name: shape for name, shape in MIXTURE.items() if ".experts.1." not in name}
+    with pytest.raises(MissingTensorError, match=r"lack .*experts\.1\.gate_proj.* and 2 more"):
+        check_tensors(CONFIG, Declared(fewer))
+
+
+def test_axes_of_one_entry_may_be_left_out_and_not_added() -> None:
+    shared = replace(EXPERTS, shared_intermediate_size=32)
+    config, mlp = replace(CONFIG, experts=shared), f"{LAYER}mlp.shared_expert"
+    files = MIXTURE | {
+        f"{mlp}.gate_proj.weight": (32, 64),
+        f"{mlp}.up_proj.weight": (32, 64),
+        f"{mlp}.down_proj.weight": (64, 32),
+    }
+    for gate in ((1, 64), (64,)):
+        check_tensors(config, Declared(files | {f"{mlp}_gate.weight": gate}))
+    for name, wrong in (
+        (f"{mlp}_gate.weight", (64, 1)),
+        ("model.embed_tokens.weight", (1, 8, 64)),
+        ("model.norm.weight", (64, 1)),
+        (f"{LAYER}mlp.gate.weight", (2, 1, 64)),
+    ):
+        with pytest.raises(WrongShapeError, match=f"{name} is"):
+            check_tensors(config, Declared(files | {f"{mlp}_gate.weight": (64,), name: wrong}))
+
+
+def test_vectors_of_a_state_may_be_folded() -> None:
+    shape = MambaConfig(num_heads=4, head_dim=16, num_groups=2, state_size=16, conv_kernel=4)
+    config = replace(CONFIG, architecture="bamba", mixers=("mamba",), mamba=shape, mlps=())
+    files: dict[str, tuple[int, ...]] = {
+        tensor.name: tensor.shape for tensor in family_of(config).tensors(config)
+    }
+    prefix = f"{LAYER}mamba."
+    as_gguf = {
+        **{f"{prefix}{name}": (4, 1) for name in ("A_log", "D")},
+        f"{prefix}conv1d.weight": (shape.conv_channels, 4),
+        f"{prefix}norm.weight": (2, 32),
+    }
+    check_tensors(config, Declared(files | as_gguf))
+    for name, wrong in ((f"{prefix}D", (1, 5)), (f"{prefix}conv1d.weight", (4, 128))):
+        with pytest.raises(WrongShapeError, match=f"{name} is"):
+            check_tensors(config, Declared(files | {name: wrong}))
+
+
+def test_tensors_that_a_module_calls_alike_hold_as_many_numbers() -> None:
+    """Files of other names are transformers' own business, and so is how axes are turned."""
+    declared = {"wte.weight": (8, 64), "h.0.attn.weight": (64, 192)}
+    files = {"transformer.wte.weight": (8, 64), "h.0.attn.weight": (192, 64), "h.0.mask": (9,)}
+    check_module_tensors(declared, Declared(files), "transformer")
+    with pytest.raises(WrongShapeError, match=r"transformer\.wte\.weight is 7 x 64"):
+        check_module_tensors(
+            declared, Declared(files | {"transformer.wte.weight": (7, 64)}), "transformer"
+        )
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "gemma2", "olmo2", "cohere"])
+def test_whole_models_of_other_families_pass(model_type: str, tmp_path: Path) -> None:
+    directory = save_directory(tmp_path / model_type, model_type)
+    open_model(spec(directory), tmp_path, lambda _: None).close()

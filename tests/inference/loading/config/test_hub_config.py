@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from inference.loading.config.hub_config import parse_config, read_directory_config
+from inference.loading.config.model_type import with_model_type
+from inference.loading.errors import BadFileError, MissingFileError, UnknownArchitectureError
+from inference.loading.gguf.config import read_gguf_config
+from inference.loading.gguf.header import read_header
+from inference.models.config import RopeScaling
+from inference.models.families.gguf_keys import SAMPLING_KEYS, text_facts
+from inference.models.families.registry import known_model_types
+from tests.inference.loading.conftest import SIZES, save_gguf
+
+LLAMA = SIZES | {"model_type": "llama", "rope_theta": 5000.0}
+SPELT_IN_GGUF = {ours: key for key, ours in SAMPLING_KEYS.items()}
+TABLE = {"model.embed_tokens.weight": torch.randn(64, 64)}
+
+
+def test_old_and_new_spellings_of_rope_agree() -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    old = parse_config(LLAMA | {"rope_scaling": scaling}, {})
+    new = parse_config(
+        SIZES | {"model_type": "llama", "rope_parameters": scaling | {"rope_theta": 5000.0}}, {}
+    )
+    assert old == new
+    assert old.rope_theta == 5000.0
+    assert old.rope_scaling == RopeScaling(kind="llama3", factor=8.0, original_max_positions=64)
+
+
+def test_what_transformers_writes_is_understood(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("qwen3", **SIZES)
+    config.save_pretrained(tmp_path)
+    ours = read_directory_config(tmp_path)
+    assert (ours.architecture, ours.qk_norm, ours.qkv_bias) == ("qwen3", True, False)
+    assert (ours.head_dim, ours.num_kv_heads, ours.eos_token_ids) == (16, 2, (2,))
+
+
+def test_yarn_reaches_further_than_declared() -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}
+    assert parse_config(LLAMA | {"rope_scaling": scaling}, {}).max_positions == 400
+
+
+def test_generation_config_gives_ends_and_defaults() -> None:
+    generation = {
+        "eos_token_id": [2, 7],
+        "temperature": 0.6,
+        "top_k": 20,
+        "repetition_penalty": 1.1,
+        "max_new_tokens": 5,
+    }
+    config = parse_config(LLAMA, generation)
+    assert config.eos_token_ids == (2, 7)
+    assert config.generation_defaults == {
+        "temperature": 0.6,
+        "top_k": 20,
+        "repetition_penalty": 1.1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ({"top_k": 50.0}, {"top_k": 50}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"temperature": 0, "top_p": 1}, {"temperature": 0, "top_p": 1}),
+        ({"min_p": None}, {}),
+    ],
+)
+def test_defaults_as_files_write_them(written: dict[str, object], read: dict[str, object]) -> None:
+    assert parse_config(LLAMA, written).generation_defaults == read
+    spelt = {SPELT_IN_GGUF[name]: value for name, value in written.items()}
+    assert text_facts(spelt)["generation_defaults"] == read
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "0.7"),
+        ("top_p", 1.1),
+        ("top_p", True),
+        ("top_k", 2.5),
+        ("top_k", 2**31),
+        ("min_p", -1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-39),
+        ("repetition_penalty", [1.1]),
+    ],
+)
+def test_defaults_that_no_sampler_computes_with_are_refused(name: str, value: object) -> None:
+    with pytest.raises(BadFileError, match=rf"the model's default {name} is"):
+        parse_config(LLAMA, {name: value})
+    with pytest.raises(BadFileError, match=rf"default {SPELT_IN_GGUF[name]} is|top_k is"):
+        text_facts({SPELT_IN_GGUF[name]: value})
+
+
+def test_qwen2_declares_a_window_that_is_off() -> None:
+    qwen = LLAMA | {"model_type": "qwen2", "sliding_window": 32, "use_sliding_window": False}
+    assert parse_config(qwen, {}).sliding_window is None
+    assert (
+        parse_config(LLAMA | {"model_type": "mistral", "sliding_window": 32}, {}).sliding_window
+        == 32
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"hidden_size": "big"}, "hidden_size"),
+        ({"num_hidden_layers": None}, "num_hidden_layers"),
+        (
+            {
+                "model_type": "qwen2",
+                "sliding_window": 32,
+                "use_sliding_window": True,
+                "max_window_layers": 1,
+            },
+            "some of the layers",
+        ),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadFileError, match=named):
+        parse_config(LLAMA | change, {})
+
+
+def test_an_unknown_architecture_names_the_known_ones() -> None:
+    with pytest.raises(UnknownArchitectureError, match=r"'bert'.*docs/models\.md"):
+        parse_config(LLAMA | {"model_type": "bert"}, {})
+
+
+def test_files_that_are_not_there_or_not_json(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"config\.json"):
+        read_directory_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(BadFileError, match="not JSON"):
+        read_directory_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps([1]))
+    with pytest.raises(BadFileError, match="JSON object"):
+        read_directory_config(tmp_path)
+
+
+def test_gguf_rope_divisors_become_the_llama3_rule(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    hf = AutoConfig.for_model("llama", **(SIZES | {"rope_parameters": rope}))
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](hf, torch.device("cpu"))
+    plain = 10000.0 ** (-torch.arange(0, 16, 2) / 16)
+    path = _with_divisors(tmp_path / "x.gguf", (plain / scaled).numpy())
+    assert read_gguf_config(read_header(path)).rope_scaling == RopeScaling(
+        kind="llama3", factor=32.0
+    )
+
+
+def test_gguf_rope_divisors_of_another_rule_are_refused(tmp_path: Path) -> None:
+    path = _with_divisors(tmp_path / "x.gguf", np.linspace(1.0, 9.0, 8))
+    with pytest.raises(BadFileError, match=r"rope_freqs\.weight"):
+        read_gguf_config(read_header(path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("llama3", r"read from the tensor rope_freqs\.weight, which the file lacks"),
+        ("dynamic", r"'dynamic' is not supported; known: linear, yarn, and llama3 by the tensor"),
+    ],
+)
+def test_gguf_rope_scaling_that_cannot_be_read_says_why(
+    kind: str, message: str, tmp_path: Path
+) -> None:
+    metadata = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 8.0}
+    path = save_gguf(tmp_path / "x.gguf", TABLE, metadata=metadata)
+    with pytest.raises(BadFileError, match=message) as refused:
+        read_gguf_config(read_header(path))
+    _, _, known = str(refused.value).partition("known:")
+    assert f" {kind}," not in known
+
+
+def _with_divisors(path: Path, divisors: np.ndarray) -> Path:
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in {
+        "embedding_length": 64,
+        "feed_forward_length": 96,
+        "block_count": 2,
+        "context_length": 131072,
+        "attention.head_count": 4,
+    }.items():
+        writer.add_uint32(f"llama.{key}", value)
+    writer.add_tensor("token_embd.weight", np.zeros((64, 64), np.float32))
+    writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_gguf_ends_turns_where_its_chat_template_does(tmp_path: Path) -> None:
+    tokens = ["<unk>", "<s>", "</s>", "<|im_end|>", *(f"t{i}" for i in range(60))]
+    path = save_gguf(tmp_path / "x.gguf", TABLE, metadata={"tokenizer.ggml.eot_token_id": 5})
+    header = read_header(path)
+    assert read_gguf_config(header).eos_token_ids == (2, 5)
+    metadata = dict(header.metadata) | {"tokenizer.ggml.tokens": tokens}
+    renamed = type(header)(path=path, metadata=metadata, tensors=header.tensors, data_offset=0)
+    assert read_gguf_config(renamed).eos_token_ids == (2, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "named"),
+    [
+        ({"llama.expert_count": 8}, "mixture-of-experts"),
+        ({"llama.rope.dimension_count": 8}, "part of each head"),
+        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
+    ],
+)
+def test_gguf_metadata_that_would_be_computed_wrongly_is_refused(
+    tmp_path: Path, metadata: dict[str, Any], named: str
+) -> None:
+    path = save_gguf(tmp_path / "x.gguf", TABLE, metadata=metadata)
+    with pytest.raises(BadFileError, match=named):
+        read_gguf_config(read_header(path))
+
+
+def test_gguf_of_an_unknown_architecture(tmp_path: Path) -> None:
+    path = save_gguf(tmp_path / "x.gguf", TABLE, architecture="rwkv")
+    with pytest.raises(UnknownArchitectureError, match="rwkv"):
+        read_gguf_config(read_header(path))
+
+
+@pytest.mark.parametrize(
+    ("architectures", "model_type"),
+    [
+        (["LlamaForCausalLM"], "llama"),
+        (["Qwen3MoeForCausalLM"], "qwen3_moe"),
+        (["Unheard", "Qwen3ForCausalLM"], "qwen3"),
+        (["GPT2LMHeadModel"], "gpt2"),
+    ],
+)
+def test_a_missing_model_type_is_inferred(architectures: list[str], model_type: str) -> None:
+    found = with_model_type({"architectures": architectures}, ("gpt2", *known_model_types()))
+    assert found["model_type"] == model_type
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "config.json has neither model_type nor architectures"),
+        ({"architectures": "Llama"}, "neither model_type nor architectures"),
+        ({"architectures": ["MadeUpForCausalLM"]}, "no model_type, and MadeUpForCausalLM"),
+        ({"architectures": ["QwenThreeForCausalLM"]}, r"nearest .*qwen3.*; .*docs/models\.md"),
+    ],
+)
+def test_what_says_no_architecture_is_refused_by_the_files_name(
+    config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadFileError, match=message):
+        parse_config(config, {})

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+
+from inference.loading.errors import BadFileError, MissingFileError
+from inference.loading.gguf.header import read_header, read_headers
+from tests.inference.loading.conftest import save_gguf
+from tests.inference.loading.editable_gguf import EditableGGUF, Info, Pair
+
+WEIGHTS = {
+    "model.embed_tokens.weight": torch.randn(64, 64),
+    "model.layers.0.mlp.up_proj.weight": torch.randn(96, 64),
+}
+
+
+def test_the_header_equals_what_gguf_reads(tmp_path: Path) -> None:
+    metadata = {"general.name": "tiny", "some.list": [1, 2, 3], "some.flag": True, "some.x": 0.5}
+    path = save_gguf(tmp_path / "x.gguf", WEIGHTS, metadata=metadata)
+    reader = gguf.GGUFReader(path)
+
+    header = read_header(path)
+
+    theirs = {name: field.contents() for name, field in reader.fields.items()}
+    assert header.metadata == {k: v for k, v in theirs.items() if not k.startswith("GGUF.")}
+    assert {name: (info.offset, info.num_bytes) for name, info in header.tensors.items()} == {
+        tensor.name: (tensor.data_offset, tensor.n_bytes) for tensor in reader.tensors
+    }
+
+
+def test_parts_are_one_model(tmp_path: Path) -> None:
+    names = list(WEIGHTS)
+    parts = [
+        save_gguf(tmp_path / f"{i}.gguf", {name: WEIGHTS[name]}) for i, name in enumerate(names)
+    ]
+    header = read_headers(parts)
+    assert [info.path for info in header.tensors.values()] == parts
+
+
+def test_a_file_cut_short_is_named(tmp_path: Path) -> None:
+    path = save_gguf(tmp_path / "x.gguf", WEIGHTS)
+    whole = path.read_bytes()
+    for length in (len(whole) - 4096, 2000, 100, 30, 5):
+        path.write_bytes(whole[:length])
+        with pytest.raises(BadFileError, match=r"x\.gguf"):
+            read_header(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"GGU", b"<!doctype html>", b"GGUF" + b"\xff" * 64])
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(content)
+    with pytest.raises(BadFileError):
+        read_header(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"nowhere\.gguf"):
+        read_header(tmp_path / "nowhere.gguf")
+
+
+LARGEST = 2**64 - 1
+TABLE, UP = "token_embd.weight", "blk.0.ffn_up.weight"
+
+
+def nested(file: EditableGGUF) -> None:
+    """An array of arrays, a thousand deep."""
+    arrays = b"".join(struct.pack("<IQ", 9, 1) for _ in range(1000))
+    file.pairs.append(Pair("some.list", 9, [], 9, 1))
+    file.data = arrays + file.data
+
+
+def array_of(item_kind: int, length: int) -> Callable[[EditableGGUF], None]:
+    def change(file: EditableGGUF) -> None:
+        file.pairs.append(Pair("some.list", 9, [], item_kind, length))
+
+    return change
+
+
+def sized(*sizes: int) -> Callable[[EditableGGUF], None]:
+    def change(file: EditableGGUF) -> None:
+        file.info(UP).sizes = list(sizes)
+
+    return change
+
+
+def overlapping(file: EditableGGUF) -> None:
+    file.info(UP).offset = file.info(TABLE).offset + 32
+
+
+def twice(file: EditableGGUF) -> None:
+    file.infos.append(file.infos[0])
+
+
+def typed(number: int) -> Callable[[EditableGGUF], None]:
+    def change(file: EditableGGUF) -> None:
+        file.info(UP).type = number
+
+    return change
+
+
+CHANGES: list[tuple[str, Callable[[EditableGGUF], None], str]] = [
+    ("nested", nested, "an array of the kind 9"),
+    ("bytes", array_of(0, LARGEST), "numbers in an array"),
+    ("doubles", array_of(12, 2**60), "numbers in an array"),
+    ("strings", array_of(8, 2**60), "strings in an array"),
+    ("another kind", array_of(77, 1), "an array of the kind 77"),
+    ("a long string", lambda f: f.pairs.append(Pair("x", 8, "a", length=2**63)), "bytes of text"),
+    ("pairs", lambda f: setattr(f, "num_pairs", LARGEST), "metadata values"),
+    ("tensors", lambda f: setattr(f, "num_infos", LARGEST), "tensors where"),
+    (
+        "a key twice",
+        lambda f: f.pairs.append(f.pairs[0]),
+        "metadata key general.architecture twice",
+    ),
+    ("a tensor twice", twice, "tensor token_embd.weight twice"),
+    ("overlapping", overlapping, "overlap"),
+    ("behind the end", lambda f: setattr(f.info(UP), "offset", 2**63), "ends before its tensor"),
+    ("no elements", sized(64, 0), "0 x 64"),
+    ("no axes", sized(), "has 0 dimensions"),
+    ("many axes", sized(1, 1, 1, 1, 1), "has 5 dimensions"),
+    ("an axis too long", sized(2**63, 2**63), "ends before its tensor"),
+    ("no whole block", lambda f: (typed(2)(f), sized(48, 96)(f)), "whole blocks of 32"),
+    ("another type", typed(999), "999 is not a valid"),
+    ("a type that was removed", typed(4), "4 is not a valid"),
+    ("alignment", lambda f: f.set("general.alignment", 0), "alignment 0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [case[1:] for case in CHANGES], ids=[c[0] for c in CHANGES]
+)
+def test_a_header_that_makes_no_sense_is_refused_before_anything_is_allocated(
+    change: Callable[[EditableGGUF], None], words: str, tmp_path: Path
+) -> None:
+    file = EditableGGUF.read(save_gguf(tmp_path / "x.gguf", WEIGHTS))
+    change(file)
+    path = file.write(tmp_path / "y.gguf")
+    tracemalloc.start()
+    with pytest.raises(BadFileError, match=r"y\.gguf") as caught:
+        read_header(path)
+    assert words in str(caught.value)
+    assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
+    tracemalloc.stop()
+
+
+def test_the_same_tensor_in_two_parts_is_refused(tmp_path: Path) -> None:
+    parts = [save_gguf(tmp_path / f"{i}.gguf", WEIGHTS) for i in range(2)]
+    with pytest.raises(BadFileError, match=r"0\.gguf and 1\.gguf both hold the tensor"):
+        read_headers(parts)
+
+
+def test_a_file_taken_apart_is_written_as_it_was(tmp_path: Path) -> None:
+    path = save_gguf(tmp_path / "x.gguf", WEIGHTS)
+    file = EditableGGUF.read(path)
+    assert file.content() == path.read_bytes()
+    assert file.infos[0] == Info("token_embd.weight", [64, 64], 0, 0)

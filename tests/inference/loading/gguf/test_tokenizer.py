@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from inference.loading.errors import BadFileError
+from inference.loading.gguf.header import read_header
+from inference.loading.gguf.pre_tokenizers import PRE_TOKENIZERS
+from inference.loading.gguf.tokenizer import convert_tokenizer
+from inference.loading.gguf.tokenizer_files import tokenizer_directory
+
+BYTE_ALPHABET = [
+    *(chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 256))),
+    *(chr(256 + i) for i in range(68)),
+]
+"""The 256 characters that byte-level vocabularies spell bytes with."""
+
+
+def byte_level(pre: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [*BYTE_ALPHABET, "ab", "abc", "<|end|>", "<think>"],
+        "tokenizer.ggml.token_type": [1] * 258 + [3, 4],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": 258,
+        "tokenizer.ggml.eos_token_id": 258,
+    } | changes
+
+
+def pieces(pre: str, text: str) -> list[str]:
+    """Where the rule cuts, as text."""
+    return [text[start:end] for _, (start, end) in PRE_TOKENIZERS[pre]().pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("gpt-2", "Don|'t| add| 12345|+|x|  | y|\n|\n|z"),
+        ("smollm", "Don|'t| add| |1|2|3|4|5|+|x|  | y|\n|\n|z"),
+        ("llama-bpe", "Don|'t| add| |123|45|+x|  | y|\n\n|z"),
+        ("qwen2", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
+        ("tekken", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
+        ("qwen35", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
+        ("gpt-4o", "Don't| add| |123|45|+x|  | y|\n\n|z"),
+        ("dbrx", "Don|'t| add| |123|45|+x|  | y|\n\n|z"),
+    ],
+)
+def test_text_is_cut_as_the_models_were_trained(pre: str, expected: str) -> None:
+    assert pieces(pre, "Don't add 12345+x   y\n\nz") == expected.split("|")
+
+
+def test_control_tokens_are_one_id_and_special_and_user_defined_ones_are_plain() -> None:
+    tokenizer, _ = convert_tokenizer(byte_level("smollm"))
+    ids = tokenizer.encode("ab<|end|>c<think>").ids
+    assert ids == [256, 258, BYTE_ALPHABET.index("c"), 259]
+    assert tokenizer.decode(ids) == "abc<think>"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "ab<|end|>c<think>"
+
+
+def test_llama3_takes_a_word_whole_when_it_has_it() -> None:
+    """ "abc" is in the vocabulary and no merge makes it."""
+    whole, _ = convert_tokenizer(byte_level("llama-bpe"))
+    merged, _ = convert_tokenizer(byte_level("smollm"))
+    assert whole.encode("abc", add_special_tokens=False).tokens == ["abc"]
+    assert merged.encode("abc").tokens == ["ab", "c"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "begins"),
+    [
+        (byte_level("smollm"), False),
+        (byte_level("llama-bpe"), True),
+        (byte_level("llama-bpe") | {"tokenizer.ggml.add_bos_token": False}, False),
+        (byte_level("smollm") | {"tokenizer.ggml.add_bos_token": True}, True),
+    ],
+)
+def test_the_beginning_of_a_text(metadata: dict[str, Any], begins: bool) -> None:
+    tokenizer, config = convert_tokenizer(metadata)
+    assert tokenizer.encode("ab").ids == ([258] if begins else []) + [256]
+    assert config["add_bos_token"] is begins
+    assert config["bos_token"] == "<|end|>"
+
+
+def test_unknown_rules_are_refused_and_the_fix_is_named() -> None:
+    with pytest.raises(BadFileError, match=r"'viking'.*smollm"):
+        convert_tokenizer(byte_level("viking"))
+    with pytest.raises(BadFileError, match="'bert'"):
+        convert_tokenizer({"tokenizer.ggml.model": "bert"})
+    with pytest.raises(BadFileError, match=r"tokenizer\.ggml\.merges"):
+        convert_tokenizer({k: v for k, v in byte_level("qwen2").items() if "merges" not in k})
+
+
+SENTENCEPIECE = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": [
+        "<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)),
+        "\u2581", "a", "b", "c", "\u2581a", "ab", "bc", "abc",
+    ],
+    "tokenizer.ggml.scores": [0.0] * 259 + [-9.0, -8.0, -7.0, -6.0, -3.0, -2.0, -1.0, -4.0],
+    "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 8,
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.unknown_token_id": 0,
+}  # fmt: skip
+
+
+def test_sentencepiece_merges_the_best_score_first() -> None:
+    tokenizer, config = convert_tokenizer(SENTENCEPIECE)
+    assert config["add_bos_token"] is True
+    # bc (-1) before ab (-2): the space and the first a are left, and join.
+    assert tokenizer.encode("abc").tokens == ["<s>", "\u2581a", "bc"]
+    assert tokenizer.encode("bcab abc").tokens == [
+        "<s>", "\u2581", "bc", "ab", "\u2581a", "bc",
+    ]  # fmt: skip
+
+
+def test_sentencepiece_spells_unknown_characters_in_bytes_and_back() -> None:
+    tokenizer, _ = convert_tokenizer(SENTENCEPIECE)
+    encoded = tokenizer.encode("a é\n")
+    assert "<0xC3>" in encoded.tokens and "<unk>" not in encoded.tokens
+    assert tokenizer.decode(encoded.ids) == "a é\n"
+
+
+def test_sentencepiece_without_a_space_in_front() -> None:
+    tokenizer, _ = convert_tokenizer(SENTENCEPIECE | {"tokenizer.ggml.add_space_prefix": False})
+    ids = tokenizer.encode("ab", add_special_tokens=False)
+    assert ids.tokens == ["ab"] and tokenizer.decode(ids.ids) == "ab"
+
+
+@pytest.fixture(scope="module")
+def smollm_directory(default_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tokenizer_directory(read_header(default_gguf), tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def smollm(smollm_directory: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(smollm_directory / "tokenizer.json"))
+
+
+def test_smollm_ids(smollm: Tokenizer) -> None:
+    prompt = "<|im_start|>user\nWhat is 1234?<|im_end|>\n"
+    assert smollm.encode(prompt).tokens == [
+        "<|im_start|>", "user", "Ċ", "What", "Ġis", "Ġ", "1", "2", "3", "4", "?", "<|im_end|>", "Ċ",
+    ]  # fmt: skip
+    assert smollm.encode(prompt).ids[:3] == [1, 4093, 198]
+    assert smollm.get_vocab_size() == 49152
+
+
+# SmolLM2's vocabulary has no piece for six control characters, nor for the bytes that begin planes
+# 4 to 11 of Unicode, where nothing is assigned. Its own tokenizer drops them too.
+WRITABLE = st.characters(
+    max_codepoint=0x3FFFF,
+    exclude_categories=["Cs"],
+    exclude_characters="\x04\x06\x13\x14\x16\x1d",
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(WRITABLE, max_size=60))
+def test_any_text_comes_back_exactly(smollm: Tokenizer, text: str) -> None:
+    ids = smollm.encode(text).ids
+    assert smollm.decode(ids, skip_special_tokens=False) == text
+
+
+def test_a_second_template_is_kept_for_chats_with_tools() -> None:
+    one = {"tokenizer.chat_template": "plain"}
+    _, config = convert_tokenizer(byte_level("smollm", **one))
+    assert config["chat_template"] == "plain"
+    both = one | {"tokenizer.chat_template.tool_use": "with tools"}
+    _, config = convert_tokenizer(byte_level("smollm", **both))
+    assert config["chat_template"] == [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "with tools"},
+    ]
+
+
+def test_the_directory_is_written_once_and_transformers_reads_it(
+    smollm_directory: Path, default_gguf: Path
+) -> None:
+    before = (smollm_directory / "tokenizer.json").stat().st_mtime_ns
+    again = tokenizer_directory(read_header(default_gguf), smollm_directory.parent.parent)
+    assert again == smollm_directory
+    assert (again / "tokenizer.json").stat().st_mtime_ns == before
+
+    config = json.loads((smollm_directory / "tokenizer_config.json").read_text())
+    assert config["eos_token"] == "<|im_end|>" and config["add_bos_token"] is False
+    tokenizer = AutoTokenizer.from_pretrained(smollm_directory)
+    turns = [{"role": "user", "content": "hi"}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")

@@ -1,0 +1,378 @@
+"""Safetensors whose matrices are quantised, written as their publishers' tools write them: every
+matrix comes out as the formats' own definitions say, and a model of them answers as transformers
+does with those matrices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from inference.loading.errors import BadFileError
+from inference.loading.loader import OpenedModel, open_model
+from inference.loading.safetensors.packed_files import PackedFiles
+from inference.loading.safetensors.tensors import SafetensorsFiles
+from inference.models.families.quantization import Quantization, read_quantization
+from inference.models.registry import build_model
+from inference.models.weights.stored import DenseWeight, GroupedWeight
+from inference.protocol.load import LoadSpec
+from tests.inference.models.families import parity
+from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
+
+GROUP = 32
+Tensors = dict[str, torch.Tensor]
+AWQ_NIBBLES = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight neighbours each nibble of a word holds, the lowest first."""
+
+
+def words_of(codes: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
+    """(rows, codes) -> (rows, words) int32, one shift at a time."""
+    per_word = 32 // bits
+    words = torch.zeros(codes.shape[0], codes.shape[1] // per_word, dtype=torch.int64)
+    for place, index in enumerate(order or range(per_word)):
+        words |= codes[:, index::per_word].long() << (bits * place)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def random_codes(bits: int, *shape: int) -> torch.Tensor:
+    return torch.randint(0, 2**bits, shape)
+
+
+def random_scales(*shape: int) -> torch.Tensor:
+    return (torch.rand(shape) + 0.5).mul(0.05).to(torch.float16)
+
+
+def multiplied(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """(out, in), and (out, groups) of both others."""
+    times = codes.shape[1] // scales.shape[1]
+    zeros, scales = (n.float().repeat_interleave(times, dim=1) for n in (zeros, scales))
+    return (codes.float() - zeros) * scales
+
+
+def awq(rows: int, columns: int) -> tuple[Tensors, torch.Tensor]:
+    codes, zeros = random_codes(4, rows, columns), random_codes(4, rows, columns // GROUP)
+    scales = random_scales(rows, columns // GROUP)
+    tensors = {
+        "qweight": words_of(codes.T, 4, AWQ_NIBBLES),
+        "qzeros": words_of(zeros.T, 4, AWQ_NIBBLES),
+        "scales": scales.T.contiguous(),
+    }
+    return tensors, multiplied(codes, zeros, scales)
+
+
+def gptq(bits: int, rows: int, columns: int) -> tuple[Tensors, torch.Tensor]:
+    """8 bits with zeros in the middle, 4 bits with zeros anywhere but at 0."""
+    codes, shape = random_codes(bits, rows, columns), (rows, columns // GROUP)
+    zeros = torch.full(shape, 128) if bits == 8 else random_codes(4, *shape).clamp(min=1)
+    scales = random_scales(*shape)
+    tensors = {
+        "qweight": words_of(codes, bits).T.contiguous(),
+        "qzeros": words_of((zeros - 1).T, bits),
+        "scales": scales.T.contiguous(),
+        "g_idx": (torch.arange(columns) // GROUP).to(torch.int32),
+    }
+    return tensors, multiplied(codes, zeros, scales)
+
+
+def gptq_by_activation(rows: int, columns: int) -> tuple[Tensors, torch.Tensor]:
+    """Groups of features that do not follow each other."""
+    tensors, weight = gptq(4, rows, columns)
+    order = torch.randperm(columns)
+    codes = random_codes(4, rows, columns)
+    tensors["g_idx"] = tensors["g_idx"][order]
+    tensors["qweight"] = words_of(codes, 4).T.contiguous()
+    zeros = (tensors["qzeros"].view(torch.uint8).int(), tensors["scales"].T.float())
+    nibbles = torch.stack((zeros[0] & 15, zeros[0] >> 4), dim=-1).flatten(1).T + 1
+    groups = tensors["g_idx"].long()
+    weight = (codes.float() - nibbles[:, groups]) * zeros[1][:, groups]
+    return tensors, weight.bfloat16().float()
+
+
+def compressed(rows: int, columns: int, *, has_zeros: bool) -> tuple[Tensors, torch.Tensor]:
+    codes, shape = random_codes(4, rows, columns), (rows, columns // GROUP)
+    zeros = random_codes(4, *shape) if has_zeros else torch.full(shape, 8)
+    scales = random_scales(*shape).bfloat16()
+    tensors = {
+        "weight_packed": words_of(codes, 4),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor([rows, columns]),
+    }
+    if has_zeros:
+        tensors["weight_zero_point"] = words_of(zeros.T, 4).T.contiguous()
+    return tensors, multiplied(codes, zeros, scales)
+
+
+def int8_rows(rows: int, columns: int) -> tuple[Tensors, torch.Tensor]:
+    codes, scales = torch.randint(-128, 128, (rows, columns)), random_scales(rows, 1) / 16
+    return {"weight": codes.to(torch.int8), "weight_scale": scales}, codes * scales.float()
+
+
+def fp8(block: tuple[int, int], rows: int, columns: int) -> tuple[Tensors, torch.Tensor]:
+    """The last blocks are parts of one."""
+    weight = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+    scales = torch.rand(-(-rows // block[0]), -(-columns // block[1])) * 0.2 + 0.1
+    spread = scales.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)
+    expected = (weight.float() * spread[:, :columns]).bfloat16().float()
+    return {"weight": weight, "weight_scale_inv": scales}, expected
+
+
+def fp8_rows(rows: int, columns: int) -> tuple[Tensors, torch.Tensor]:
+    weight, scales = torch.randn(rows, columns).to(torch.float8_e4m3fn), random_scales(rows, 1) * 4
+    return {"weight": weight, "weight_scale": scales}, (weight.float() * scales).bfloat16().float()
+
+
+def fp8_static(rows: int, columns: int) -> tuple[Tensors, torch.Tensor]:
+    """One scale for all, and one for activations, which stay as they are."""
+    weight, scale = torch.randn(rows, columns).to(torch.float8_e4m3fn), torch.tensor(0.2)
+    beside = {"weight_scale_inv": scale, "activation_scale": torch.tensor(0.01)}
+    return {"weight": weight} | beside, (weight.float() * scale).bfloat16().float()
+
+
+def groups_of(format: str, type: str, bits: int) -> dict[str, Any]:
+    weights = {"num_bits": bits, "type": type}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "config_groups": {"group_0": {"weights": weights, "targets": ["Linear"]}},
+    }
+
+
+Make = Callable[[int, int], tuple[Tensors, torch.Tensor]]
+CASES: dict[str, tuple[dict[str, Any], str, Make]] = {
+    "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, "INT4", awq),
+    "gptq of 4 bits": (
+        {"quant_method": "gptq", "bits": 4},
+        "INT4",
+        lambda rows, columns: gptq(4, rows, columns),
+    ),
+    "gptq of 8 bits": (
+        {"quant_method": "gptq", "bits": 8},
+        "INT8",
+        lambda rows, columns: gptq(8, rows, columns),
+    ),
+    "gptq, ordered by activation": (
+        {"quant_method": "gptq", "bits": 4, "desc_act": True},
+        "BF16",
+        gptq_by_activation,
+    ),
+    "packed": (
+        groups_of("pack-quantized", "int", 4),
+        "INT4",
+        lambda rows, columns: compressed(rows, columns, has_zeros=False),
+    ),
+    "packed, with zeros": (
+        groups_of("pack-quantized", "int", 4),
+        "INT4",
+        lambda rows, columns: compressed(rows, columns, has_zeros=True),
+    ),
+    "int8": (groups_of("int-quantized", "int", 8), "INT8", int8_rows),
+    "fp8 of rows": (groups_of("float-quantized", "float", 8), "F8_E4M3", fp8_rows),
+    "fp8 of blocks": (
+        {"quant_method": "fp8", "weight_block_size": [40, 48]},
+        "F8_E4M3",
+        lambda rows, columns: fp8((40, 48), rows, columns),
+    ),
+    "fp8 of all": ({"quant_method": "fp8", "weight_block_size": None}, "F8_E4M3", fp8_static),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_matrix_comes_out_as_the_format_defines_it(case: str, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    declared, format, make = CASES[case]
+    tensors, expected = make(64, 96)
+    path = tmp_path / "x.safetensors"
+    save_file({f"m.q_proj.{name}": tensor for name, tensor in tensors.items()}, path)
+    quantization = read_quantization({"quantization_config": declared})
+    assert quantization is not None
+    files = PackedFiles(SafetensorsFiles([path], is_quantized=True), quantization)
+    name = "m.q_proj.weight"
+    assert set(files.names) == {name}
+    assert files.shape_of(name) == (64, 96)
+    assert files.format_of(name) == format
+    # What a zero point takes away is kept in float16, where it is below 2.
+    torch.testing.assert_close(files.dense(name).float(), expected, rtol=0, atol=2**-11)
+    rows = files.stored_rows(name, 8, 24)
+    assert rows.shape == (16, 96)
+    found = rows.weight if isinstance(rows, DenseWeight) else rows.dequantize()
+    assert torch.equal(found.float(), files.dense(name)[8:24].float())
+    kept = files.stored(name)
+    if format in ("INT4", "INT8"):
+        assert isinstance(kept, GroupedWeight) and kept.bits == (4 if format == "INT4" else 8)
+    beside = {"activation_scale"} & tensors.keys()
+    assert files.bytes_of(name) <= sum(t.nbytes for t in tensors.values())
+    assert beside or files.bytes_of(name) == sum(t.nbytes for t in tensors.values())
+
+
+QUANTISED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@torch.no_grad()
+def saved(case: str, folder: Path) -> PreTrainedModel:
+    """A llama, or a mixture whose experts are quantised one by one; returned with the values that
+    the files have."""
+    torch.manual_seed(5)
+    declared, _, make = CASES[case]
+    reference = parity.build_reference(Row(model_type="llama"))
+    parity.save_safetensors(reference, folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name, parameter in reference.named_parameters():
+        if name.endswith(tuple(f"{end}.weight" for end in QUANTISED)):
+            del tensors[name]
+            own, values = make(*parameter.shape)
+            tensors |= {name.removesuffix("weight") + key: value for key, value in own.items()}
+            parameter.copy_(values)
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_bytes())
+    config["quantization_config"] = declared
+    (folder / "config.json").write_text(json.dumps(config))
+    return reference
+
+
+@pytest.mark.parametrize("case", ["awq", "gptq of 8 bits", "fp8 of blocks"])
+def test_a_model_answers_as_transformers_does(case: str, tmp_path: Path) -> None:
+    reference = saved(case, tmp_path / "model")
+    model = parity.opened(tmp_path / "model", tmp_path)
+    built = build_model(model.config, model.weights, CONTEXT_TOKENS)
+    model.close()
+    parity.check_batch_mates(reference, built)
+
+
+def test_fp8_may_be_quantised_on_its_way_in_and_codes_may_not_be_changed(tmp_path: Path) -> None:
+    saved("fp8 of blocks", tmp_path / "fp8")
+    saved("awq", tmp_path / "awq")
+
+    def load(name: str, quantization: Any) -> OpenedModel:
+        spec = LoadSpec(
+            job_id="1", model="m", source=f"path:{tmp_path / name}", quantization=quantization
+        )
+        found = open_model(spec, tmp_path, lambda progress: None)
+        assert isinstance(found, OpenedModel)
+        return found
+
+    eight = load("fp8", "q8")
+    stored = eight.weights.stored("model.layers.0.mlp.up_proj")
+    assert isinstance(stored, GroupedWeight) and stored.bits == 8
+    eight.close()
+    with pytest.raises(Exception, match="needs dense weights, and these files hold INT4"):
+        load("awq", "q8")
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "'bitsandbytes'": {"quant_method": "bitsandbytes"},
+    "'gptq' in 3 bits": {"quant_method": "gptq", "bits": 3},
+    "'awq' in 4 bits": {"quant_method": "awq", "bits": 4, "version": "gemv"},
+    "nvfp4-pack-quantized": groups_of("nvfp4-pack-quantized", "float", 4),
+    "without its groups": {"quant_method": "compressed-tensors"},
+    "'mxfp4'": {"quant_method": "mxfp4"},
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_is_not_read_is_refused_by_name(words: str) -> None:
+    with pytest.raises(BadFileError, match="quantised with") as refusal:
+        read_quantization({"quantization_config": REFUSED[words]})
+    assert words in str(refusal.value)
+
+
+def test_a_text_model_beside_a_tower_is_quantised_as_the_outer_config_says() -> None:
+    declared = {"quant_method": "fp8", "weight_block_size": [128, 64]}
+    expected = Quantization(method="fp8", block=(128, 64))
+    assert read_quantization({"text_config": {}, "quantization_config": declared}) == expected
+    assert read_quantization({"text_config": {"quantization_config": declared}}) == expected
+    assert read_quantization({"text_config": {}}) is None
+
+
+def test_a_scaled_matrix_without_its_scale_is_refused(tmp_path: Path) -> None:
+    path, quantization = tmp_path / "x.safetensors", Quantization(method="fp8")
+    weight = {"m.weight": torch.zeros(4, 32).to(torch.float8_e4m3fn)}
+    save_file(weight, path)
+    with pytest.raises(BadFileError, match=r"m\.weight is quantised and has no scale"):
+        PackedFiles(SafetensorsFiles([path], is_quantized=True), quantization)
+    save_file(weight | {"m.weight_scale_inv": torch.zeros(1, 1, dtype=torch.uint8)}, path)
+    with pytest.raises(BadFileError, match="stored as U8"):
+        PackedFiles(SafetensorsFiles([path], is_quantized=True), quantization)
+
+
+def _opened_packed(case: str, change: Callable[[Tensors], None], path: Path) -> PackedFiles:
+    declared, _, make = CASES[case]
+    quantization = read_quantization({"quantization_config": declared})
+    assert quantization is not None
+    tensors, _ = make(64, 96)
+    change(tensors)
+    save_file({f"m.q_proj.{name}": t.contiguous() for name, t in tensors.items()}, path)
+    return PackedFiles(SafetensorsFiles([path], is_quantized=True), quantization)
+
+
+def _cut(name: str, axis: int = 0) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        tensors[name] = tensors[name].narrow(axis, 0, tensors[name].shape[axis] - 1)
+
+    return change
+
+
+def _set(name: str, tensor: torch.Tensor) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        tensors[name] = tensor
+
+    return change
+
+
+UNFIT: list[tuple[str, Callable[[Tensors], None], str]] = [
+    ("awq", _cut("scales", 1), r"scales is 3 x 63 and should be 3 x 64"),
+    ("awq", _cut("qzeros"), r"qzeros is 2 x 8 and should be 3 x 8"),
+    ("awq", _set("scales", torch.ones(3, 64, dtype=torch.int32)), "scales is stored as I32"),
+    ("awq", _set("qweight", torch.ones(96, dtype=torch.int32)), "should be a matrix"),
+    ("gptq of 8 bits", _cut("g_idx"), r"g_idx is 95 and should be 96"),
+    ("gptq of 8 bits", _cut("scales"), r"scales is 2 x 64|qzeros is 3 x 16 and should be 2 x 16"),
+    ("packed", _cut("weight_packed"), "weight_packed has 63 rows"),
+    ("packed", _cut("weight_packed", 1), "weight_packed has 11 words a row"),
+    ("packed", _cut("weight_scale"), r"weight_scale is 63 x 3 and should be 64 x 3"),
+    ("packed", _set("weight_shape", torch.tensor([64, 2**40])), "weight_packed has 12 words a row"),
+    ("packed", _set("weight_shape", torch.tensor([64])), "weight_shape says 64"),
+    ("packed, with zeros", _cut("weight_zero_point", 1), "weight_zero_point is 8 x 2"),
+]
+
+
+@pytest.mark.parametrize(("case", "change", "words"), UNFIT)
+def test_parts_of_a_matrix_that_do_not_fit_each_other_are_named(
+    case: str, change: Callable[[Tensors], None], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadFileError, match=words):
+        _opened_packed(case, change, tmp_path / "x.safetensors")
+
+
+def test_a_group_that_has_no_scales_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    groups = _set("g_idx", torch.full((96,), 3, dtype=torch.int32))
+    files = _opened_packed("gptq of 8 bits", groups, tmp_path / "x.safetensors")
+    with pytest.raises(BadFileError, match="g_idx names the group 3 of 3"):
+        files.stored("m.q_proj.weight")
+
+
+@pytest.mark.parametrize(
+    ("scales", "dtype"),
+    [
+        *((scales, torch.float8_e4m3fn) for scales in ((3, 1), (64, 2, 1), (64, 7), (65, 1))),
+        ((2, 2), torch.int8),
+    ],
+)
+def test_scales_of_no_rows_blocks_or_groups_are_refused(
+    scales: tuple[int, ...], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.safetensors"
+    weight = torch.zeros(64, 96).to(dtype)
+    save_file({"m.weight": weight, "m.weight_scale": torch.ones(scales)}, path)
+    with pytest.raises(BadFileError, match="no scales of rows, blocks or groups"):
+        PackedFiles(SafetensorsFiles([path], is_quantized=True), Quantization(method="fp8"))
+
+
+def test_bits_are_a_whole_number() -> None:
+    declared = {"quant_method": "gptq", "bits": 4.0}
+    with pytest.raises(BadFileError, match=r"bits is 4\.0, not a whole number"):
+        read_quantization({"quantization_config": declared})

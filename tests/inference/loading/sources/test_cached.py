@@ -1,0 +1,147 @@
+"""What downloads left: listed with sizes, deleted file by file, and nothing else with it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from inference.loading.errors import BadSourceError
+from inference.loading.sources.cached import delete_cached, list_cached, sweep_orphans
+from inference.loading.sources.pending import PendingFile, pending_add
+
+SOURCE = "huggingface:org/tiny"
+
+
+@pytest.fixture(autouse=True)
+def no_cache_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_CACHE", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def hub_file(cache: Path, commit: str, name: str, blob: str, content: bytes = b"12345") -> Path:
+    repository = cache / "huggingface" / "models--org--tiny"
+    target = repository / "blobs" / blob
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(content)
+    link = repository / "snapshots" / commit / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(target)
+    return target
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    hub_file(tmp_path, "one", "a.gguf", "blob-a", b"a" * 100)
+    hub_file(tmp_path, "one", "sub/b.gguf", "blob-b", b"b" * 10)
+    hub_file(tmp_path, "two", "a.gguf", "blob-a", b"a" * 100)
+    package = tmp_path / "pypi" / "tiny-model-1.0" / "tiny_model"
+    package.mkdir(parents=True)
+    (package / "tiny.gguf").write_bytes(b"GGUF")
+    (tmp_path / "pypi" / ".partial-17-x").mkdir()
+    return tmp_path
+
+
+def test_each_revision_and_package_is_told(cache: Path) -> None:
+    told = [
+        (model.source, model.revision, [file.name for file in model.files], model.num_bytes)
+        for model in list_cached(cache)
+    ]
+    assert told == [
+        (SOURCE, "one", ["a.gguf", "sub/b.gguf"], 110),
+        (SOURCE, "two", ["a.gguf"], 100),
+        ("pypi:tiny-model-1.0", "", ["tiny_model/tiny.gguf"], 4),
+    ]
+    assert all(model.last_used_unix_s for model in list_cached(cache))
+
+
+def broken_off(cache: Path, commit: str, name: str, blob: str) -> Path:
+    """A download of ``name`` that left 3 of its 30 bytes."""
+    repository = cache / "huggingface/models--org--tiny"
+    pending_add(repository, commit, {name: PendingFile(num_bytes=30, etag=blob)})
+    partial = repository / "blobs" / f"{blob}.incomplete"
+    partial.write_bytes(b"ccc")
+    return partial
+
+
+def test_a_broken_off_download_makes_its_own_revision_partial(cache: Path) -> None:
+    assert not any(model.is_partial for model in list_cached(cache))
+    partial = broken_off(cache, "two", "c.gguf", "blob-c")
+    one, two, _ = list_cached(cache)
+    assert (one.is_partial, two.is_partial, two.missing) == (False, True, ["c.gguf"])
+    assert (two.num_bytes, two.partial_bytes, two.wanted_bytes) == (100, 3, 130)
+    assert delete_cached(cache, SOURCE, "one") == 10
+    assert partial.exists(), "the next download of two continues it"
+    assert delete_cached(cache, SOURCE, "two") == 103
+    assert not partial.exists() and len(list_cached(cache)) == 1
+
+
+def test_a_revision_of_which_nothing_is_whole_is_listed_and_removed(cache: Path) -> None:
+    partial = broken_off(cache, "three", "c.gguf", "blob-c")
+    three = list_cached(cache)[1]
+    assert (three.revision, three.files, three.partial_bytes) == ("three", [], 3)
+    assert delete_cached(cache, SOURCE, "three") >= 3
+    assert not partial.exists() and [m.revision for m in list_cached(cache)] == ["one", "two", ""]
+
+
+def test_orphans_are_swept_and_nothing_else(cache: Path) -> None:
+    """What is new, is continued by the next download or is being written stays."""
+    continued = broken_off(cache, "two", "c.gguf", "blob-c")
+    blobs = cache / "huggingface/models--org--tiny/blobs"
+    orphan, fresh, written = (blobs / f"{name}.incomplete" for name in ("d.1a2b3c4d", "e", "f"))
+    for path in (orphan, fresh, written):
+        path.write_bytes(b"12345")
+    now_unix_s = time.time()
+    for path in (orphan, written, continued):
+        os.utime(path, (now_unix_s - 7200, now_unix_s - 7200))
+    assert not any(model.is_partial for model in list_cached(cache)[:1])
+    with written.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert sweep_orphans(cache, now_unix_s) == {SOURCE: 5}
+    assert not orphan.exists()
+    assert fresh.exists() and written.exists() and continued.exists()
+    assert sweep_orphans(cache, now_unix_s + 3600.5) == {SOURCE: 10}
+    assert continued.exists() and len(list_cached(cache)) == 3
+
+
+def test_a_file_that_another_revision_has_stays(cache: Path) -> None:
+    assert delete_cached(cache, SOURCE, "one") == 10
+    assert [model.revision for model in list_cached(cache)] == ["two", ""]
+    assert delete_cached(cache, SOURCE, "two") == 100
+    assert not (cache / "huggingface/models--org--tiny").exists()
+
+
+def test_one_file_of_several(cache: Path) -> None:
+    assert delete_cached(cache, SOURCE, "one", ["sub/b.gguf"]) == 10
+    (model, _, _) = list_cached(cache)
+    assert [file.name for file in model.files] == ["a.gguf"]
+
+
+def test_a_package_goes_whole(cache: Path) -> None:
+    assert delete_cached(cache, "pypi:tiny-model-1.0", "") == 4
+    assert len(list_cached(cache)) == 2
+
+
+def test_what_is_not_there_is_deleted_already(cache: Path) -> None:
+    assert delete_cached(cache, "huggingface:org/other", "one") == 0
+    assert delete_cached(cache, SOURCE, "three") == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "revision"),
+    [
+        (SOURCE, ".."),
+        (SOURCE, "a/../../b"),
+        (SOURCE, ""),
+        ("pypi:..", ""),
+        ("pypi:a/b", ""),
+        ("path:/models/m.gguf", ""),
+    ],
+)
+def test_nothing_outside_the_cache_is_touched(cache: Path, source: str, revision: str) -> None:
+    with pytest.raises(BadSourceError):
+        delete_cached(cache, source, revision)
+    assert len(list_cached(cache)) == 3

@@ -1,0 +1,27 @@
+"""A hash that takes minutes reports its progress: a load without any counts as stalled."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from inference.loading.errors import HashMismatchError
+from inference.loading.sources import checksum
+from inference.loading.sources.checksum import check_sha256
+from inference.protocol.load import LoadProgress, LoadStage
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 50_000])
+def test_progress_and_verdict(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checksum, "BUFFER_BYTES", 1000)
+    monkeypatch.setattr(checksum, "CHUNK_BYTES", 4096)
+    path, told = tmp_path / "weights", list[LoadProgress]()
+    path.write_bytes(bytes(index % 251 for index in range(size)))
+    check_sha256(path, hashlib.sha256(path.read_bytes()).hexdigest(), told.append)
+    assert len(told) == size // 4096
+    assert all(one.stage is LoadStage.PREFLIGHT and one.total == size for one in told)
+    assert [one.done for one in told] == sorted({one.done for one in told})
+    with pytest.raises(HashMismatchError):
+        check_sha256(path, "0" * 64)

@@ -1,0 +1,156 @@
+"""A download that was cancelled in the middle is continued by the next one, and is listed as what
+it is meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from inference.loading.sources import resumed
+from inference.loading.sources.cached import list_cached
+from inference.loading.sources.hub_cache import hub_cache_dir, repository_dir
+from inference.loading.sources.resumed import is_being_written, partial_of
+from inference.neuron.loads.fetcher import Fetcher
+from inference.protocol.load import LoadProgress, LoadSpec
+from tests.inference.loading.range_hub import RangeHub, running_range_hub
+
+WEIGHTS = random.Random(8).randbytes(15_000_000)
+HALF = 12_000_000
+WRITTEN = constants.DOWNLOAD_CHUNK_SIZE
+"""What huggingface_hub writes at once, of what it has received."""
+SPEC = LoadSpec(job_id="j", model="m", source="huggingface:org/tiny", file="Q4_0")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[RangeHub]:
+    for name in ("HF_HUB_CACHE", "HF_HOME", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    files = {"tokenizer.json": b"{}", "x-Q4_0.gguf": WEIGHTS, "x-Q8_0.gguf": WEIGHTS[::-1]}
+    with running_range_hub(files) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        yield hub
+
+
+def partial(hub: RangeHub, cache: Path, name: str = "x-Q4_0.gguf") -> Path:
+    repository = repository_dir(hub_cache_dir(cache), "org/tiny")
+    return partial_of(repository / "blobs" / hub.etag(name))
+
+
+def pull_half(hub: RangeHub, cache: Path) -> None:
+    """Cancelled in the middle of the weights."""
+    hub.stop_at = HALF
+    file = partial(hub, cache)
+    fetched = Fetcher(cache, lambda: 1 << 30).fetch(
+        SPEC,
+        lambda _: None,
+        lambda: file.is_file() and file.stat().st_size >= WRITTEN,
+    )
+    assert fetched is None
+    hub.stop_at = None
+
+
+@pytest.mark.slow
+def test_a_pull_after_a_cancel_asks_for_the_rest_alone(hub: RangeHub, tmp_path: Path) -> None:
+    pull_half(hub, tmp_path)
+    done = partial(hub, tmp_path).stat().st_size
+    (model,) = list_cached(tmp_path)
+    assert model.is_partial and model.partial_bytes == done
+    assert model.wanted_bytes == len(WEIGHTS) + 2
+
+    told: list[LoadProgress] = []
+    fetched = Fetcher(tmp_path, lambda: 1 << 30).fetch(SPEC, told.append, lambda: False)
+    assert fetched is not None and Path(fetched.weights[0]).read_bytes() == WEIGHTS
+    assert [wanted for name, wanted in hub.ranges if name == "x-Q4_0.gguf"] == [
+        "",
+        f"bytes={done}-",
+    ]
+    assert min(one.done for one in told) >= done and told[-1].done == told[-1].total
+    (model,) = list_cached(tmp_path)
+    assert not model.is_partial and model.partial_bytes == 0
+    assert not list(tmp_path.rglob("*.incomplete"))
+
+
+def damage(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[17] ^= 1
+    file.write_bytes(content)
+
+
+def lengthen(file: Path) -> None:
+    file.write_bytes(bytes(len(WEIGHTS) + 1))
+
+
+def complete(file: Path) -> None:
+    file.write_bytes(WEIGHTS)
+
+
+@pytest.mark.parametrize("change", [damage, lengthen, complete])
+@pytest.mark.parametrize("serves_ranges", [True, False])
+def test_whatever_came_before_the_file_is_right_in_the_end(
+    hub: RangeHub, tmp_path: Path, change, serves_ranges: bool
+) -> None:
+    hub.serves_ranges = serves_ranges
+    target = tmp_path / hub.etag("x-Q4_0.gguf")
+    partial_of(target).write_bytes(WEIGHTS[:HALF])
+    change(partial_of(target))
+    resumed.transfer(
+        f"{hub.url}/org/tiny/resolve/main/x-Q4_0.gguf",
+        target,
+        num_bytes=len(WEIGHTS),
+        headers={},
+        sha256=target.name,
+    )
+    assert target.read_bytes() == WEIGHTS and not partial_of(target).exists()
+    first = {damage: f"bytes={HALF}-", lengthen: ""}
+    assert hub.ranges[:1] == [("x-Q4_0.gguf", first[change])] if change in first else not hub.ranges
+
+
+@pytest.mark.parametrize("change", [lambda _: None, damage])
+def test_a_file_too_large_for_one_answer_continues_in_pieces(
+    hub: RangeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change
+) -> None:
+    monkeypatch.setattr(resumed, "MAX_ANSWER_BYTES", 4_000_000)
+    monkeypatch.setattr(resumed, "PIECE_BYTES", 4_000_000)
+    target = tmp_path / hub.etag("x-Q4_0.gguf")
+    partial_of(target).write_bytes(WEIGHTS[:6_150_000])  # 41 %
+    change(partial_of(target))
+    resumed.transfer(
+        f"{hub.url}/org/tiny/resolve/main/x-Q4_0.gguf",
+        target,
+        num_bytes=len(WEIGHTS),
+        headers={},
+        sha256=target.name,
+    )
+    assert target.read_bytes() == WEIGHTS
+    ranges = [wanted for _, wanted in hub.ranges]
+    rest = ["bytes=6150000-10149999", "bytes=10150000-14149999", "bytes=14150000-14999999"]
+    assert ranges[:3] == rest
+    assert len(ranges) == (3 if change is not damage else 7), "what is damaged comes anew, once"
+
+
+def test_a_token_stays_with_the_hub_and_a_range_reaches_its_store(
+    hub: RangeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with running_range_hub(hub.files) as store:
+        hub.store = store
+        file = partial(hub, tmp_path)
+        file.parent.mkdir(parents=True)
+        file.write_bytes(WEIGHTS[:HALF])
+        fetched = Fetcher(tmp_path, lambda: 1 << 30).fetch(SPEC, lambda _: None, lambda: False)
+        assert fetched is not None and Path(fetched.weights[0]).read_bytes() == WEIGHTS
+        assert ("x-Q4_0.gguf", f"bytes={HALF}-") in store.ranges
+        assert set(hub.authorizations) == {"Bearer hf_secret"}
+        assert set(store.authorizations) == {""}
+
+
+def test_who_writes_is_seen(tmp_path: Path) -> None:
+    file = tmp_path / "a.incomplete"
+    assert not is_being_written(file)
+    with file.open("ab") as written, resumed._alone(written):
+        assert is_being_written(file)
+    assert not is_being_written(file) and file.stat().st_size == 0

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from inference.loading.errors import (
+    BadSourceError,
+    HashMismatchError,
+    LoadError,
+    MissingFileError,
+    QuantizationNotFoundError,
+)
+from inference.loading.sources.sources import fetch_files, parse_source
+from inference.protocol.load import LoadSpec
+
+FREE_BYTES = 10**9
+
+
+def spec(source: str, **changes: object) -> LoadSpec:
+    return LoadSpec(job_id="1", model="m", source=source, **changes)
+
+
+def fetched(source: str, tmp_path: Path, **changes: object) -> list[str]:
+    files = fetch_files(spec(source, **changes), tmp_path / "cache", FREE_BYTES, lambda _: None)
+    return [path.name for path in files.weights]
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Path:
+    directory = tmp_path / "shelf"
+    directory.mkdir()
+    for quant in ("Q4_0", "Q8_0"):
+        (directory / f"x-{quant}.gguf").write_bytes(quant.encode() * 10)
+    return directory
+
+
+@pytest.mark.parametrize("text", ["", "x", "path:", "path: ", "ftp:x", "org/name", ":x", "PATH:x"])
+def test_misspelt_sources_name_the_schemes(text: str) -> None:
+    with pytest.raises(BadSourceError, match="huggingface:, path:, pypi:"):
+        parse_source(text)
+
+
+def test_a_file_a_directory_and_a_relative_path(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fetched(f"path:{shelf / 'x-Q4_0.gguf'}", tmp_path) == ["x-Q4_0.gguf"]
+    assert fetched(f"path:{shelf}", tmp_path, file="Q8_0") == ["x-Q8_0.gguf"]
+    monkeypatch.chdir(shelf.parent)
+    assert fetched("path:shelf/x-Q8_0.gguf", tmp_path) == ["x-Q8_0.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "error"),
+    [
+        ("path:nowhere", {}, MissingFileError),
+        ("path:shelf/notes.txt", {}, BadSourceError),
+        ("path:shelf/x-Q4_0.gguf", {"file": "Q8_0"}, BadSourceError),
+        ("path:shelf", {"file": "Q5_K_M"}, QuantizationNotFoundError),
+        ("path:shelf", {"revision": "main"}, BadSourceError),
+        ("path:empty", {}, MissingFileError),
+    ],
+)
+def test_refusals(
+    shelf: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    changes: dict[str, object],
+    error: type[LoadError],
+) -> None:
+    (shelf / "notes.txt").write_text("x")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error) as caught:
+        fetched(source, tmp_path, **changes)
+    assert caught.value.failure.code == error.code
+    assert caught.value.failure.message == str(caught.value)
+
+
+def test_a_pinned_file_must_match(shelf: Path, tmp_path: Path) -> None:
+    path = shelf / "x-Q4_0.gguf"
+    right = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert fetched(f"path:{path}", tmp_path, sha256=right.upper()) == [path.name]
+    with pytest.raises(HashMismatchError, match=right):
+        fetched(f"path:{path}", tmp_path, sha256="0" * 64)

@@ -1,0 +1,69 @@
+"""Experts come out of files one by one, however these hold them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from inference.loading.errors import MissingTensorError
+from inference.loading.safetensors.tensors import SafetensorsFiles
+from inference.loading.weights.expert_files import by_expert
+
+NUM_EXPERTS, INNER, HIDDEN = 3, 32, 64
+LAYER = "model.layers.1"
+
+
+def saved(folder: Path, tensors: dict[str, torch.Tensor]) -> SafetensorsFiles:
+    save_file(tensors, folder / "model.safetensors")
+    return SafetensorsFiles([folder / "model.safetensors"])
+
+
+@pytest.fixture
+def stacked() -> dict[str, torch.Tensor]:
+    return {
+        f"{LAYER}.input_layernorm.weight": torch.randn(HIDDEN),
+        f"{LAYER}.mlp.gate.weight": torch.randn(NUM_EXPERTS, HIDDEN),
+        f"{LAYER}.mlp.experts.gate_up_proj": torch.randn(NUM_EXPERTS, 2 * INNER, HIDDEN),
+        f"{LAYER}.mlp.experts.down_proj": torch.randn(NUM_EXPERTS, HIDDEN, INNER),
+    }
+
+
+def test_stacks_are_cut_where_they_lie(tmp_path: Path, stacked: dict[str, torch.Tensor]) -> None:
+    files = by_expert(saved(tmp_path, stacked))
+    gate_up = stacked[f"{LAYER}.mlp.experts.gate_up_proj"]
+    expert = f"{LAYER}.mlp.experts.2"
+    assert torch.equal(files.dense(f"{expert}.gate_proj.weight"), gate_up[2, :INNER])
+    assert torch.equal(files.dense(f"{expert}.up_proj.weight"), gate_up[2, INNER:])
+    down = stacked[f"{LAYER}.mlp.experts.down_proj"]
+    assert torch.equal(files.dense(f"{expert}.down_proj.weight"), down[2])
+    assert files.shape_of(f"{expert}.down_proj.weight") == (HIDDEN, INNER)
+    assert len(files.names) == 2 + 3 * NUM_EXPERTS
+    assert sum(files.bytes_of(name) for name in files.names) == sum(
+        tensor.nbytes for tensor in stacked.values()
+    )
+    with pytest.raises(MissingTensorError):
+        files.dense(f"{LAYER}.mlp.experts.3.down_proj.weight")
+    files.close()
+
+
+def test_mixtral_names_its_experts_otherwise(tmp_path: Path) -> None:
+    block = f"{LAYER}.block_sparse_moe"
+    tensors = {f"{block}.gate.weight": torch.randn(1, HIDDEN)}
+    for theirs, rows in (("w1", INNER), ("w2", HIDDEN), ("w3", INNER)):
+        tensors[f"{block}.experts.0.{theirs}.weight"] = torch.randn(rows, HIDDEN)
+    files = by_expert(saved(tmp_path, tensors))
+    own = f"{LAYER}.mlp.experts.0"
+    for theirs, ours in (("w1", "gate"), ("w2", "down"), ("w3", "up")):
+        expected = tensors[f"{block}.experts.0.{theirs}.weight"]
+        assert torch.equal(files.dense(f"{own}.{ours}_proj.weight"), expected)
+    assert f"{LAYER}.mlp.gate.weight" in files.names
+    files.close()
+
+
+def test_files_without_stacks_stay_as_they_are(tmp_path: Path) -> None:
+    dense = saved(tmp_path, {f"{LAYER}.mlp.experts.0.up_proj.weight": torch.randn(INNER, HIDDEN)})
+    assert by_expert(dense) is dense
+    dense.close()
