@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engine.steps import open_on_cpu
-from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.models.batch import Batch
 from inference.models.cache.kv_format import NATIVE_FORMATS, KVFormat
 from inference.models.registry import build_fastest_model

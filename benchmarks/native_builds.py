@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.command import DATA_DIR
 from benchmarks.engine.steps import open_on_cpu
-from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.native.build import SOURCE_DIR, automatic_kv_format, load_library

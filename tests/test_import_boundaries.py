@@ -100,7 +100,7 @@ BOUNDARIES = (
     Boundary("inference/engine/scheduling", ("torch", "numpy")),
     *(
         Boundary(f"inference/engine/{name}.py", ("torch", "numpy"))
-        for name in ("admission", "emission", "engine", "kv_cache")
+        for name in ("cache/kv_cache", "emission", "engine")
     ),
     *(Boundary(package, ("benchmarks", "tests", "helexa_acp")) for package in PACKAGES),
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 
-from inference.engine.admission import EngineLimits
+from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
 from inference.engine.faults.kinds import StepFault
-from inference.engine.kv_cache import KVCache
 from inference.engine.sampling.sampled import Sampled
+from inference.engine.scheduling.admission import EngineLimits
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.scheduler import Scheduler

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from inference.engine.adapters import Adapters
-from inference.engine.admission import EngineLimits, command_problem, prompt_images
+from inference.engine.cache.prefix_disk import PrefixDisk
 from inference.engine.emission import emit_step
 from inference.engine.faults.containment import Outcome, contain, divide_schedule
 from inference.engine.faults.kinds import StepFault
 from inference.engine.faults.numerical_watch import NumericalWatch
-from inference.engine.long_waits import LongWaits
 from inference.engine.pending_outputs import PendingOutputs
-from inference.engine.prefix_disk import PrefixDisk
 from inference.engine.sampling.pending_grammars import GrammarSource, PendingGrammars
 from inference.engine.sampling.sampled import Sampled
+from inference.engine.scheduling.admission import EngineLimits, command_problem, prompt_images
+from inference.engine.scheduling.long_waits import LongWaits
 from inference.engine.scheduling.rates import PrefillAverage
 from inference.engine.scheduling.run_ahead import RunAhead
 from inference.engine.scheduling.schedule import Schedule

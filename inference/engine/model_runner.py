@@ -17,12 +17,12 @@ import numpy.typing as npt
 import torch
 
 from inference.engine.adapters import Adapters
-from inference.engine.block_tables import BlockTables
+from inference.engine.cache.block_tables import BlockTables
 from inference.engine.images.image_rows import ImageRows
 from inference.engine.images.step_pictures import step_pictures
-from inference.engine.predictor_runner import PredictorRunner
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
+from inference.engine.speculation.predictor_runner import PredictorRunner
 from inference.engine.to_device import all_on_device
 from inference.models.batch import EMPTY_STATE, LONE_STATE, Batch, PrefillSpan
 from inference.models.cache.paged_kv import PagedKV

@@ -21,9 +21,9 @@ from inference.engine.embedding.embedding_queue import (
 from inference.engine.faults.containment import Outcome, contain, halves
 from inference.engine.faults.kinds import NumericalFault, StepFault
 from inference.engine.faults.numerical_watch import NumericalWatch
-from inference.engine.long_waits import LongWaits
 from inference.engine.pending_outputs import Output, PendingOutputs
-from inference.engine.scheduling.pacing import PrefillPacer
+from inference.engine.scheduling.long_waits import LongWaits
+from inference.engine.scheduling.prefill_pacer import PrefillPacer
 from inference.engine.scheduling.rates import TokenRates
 from inference.protocol.engine import (
     CancelSequence,

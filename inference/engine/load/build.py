@@ -6,26 +6,26 @@ import time
 from collections.abc import Callable
 
 from inference.engine.adapters import Adapters
-from inference.engine.admission import EngineLimits
-from inference.engine.draft_runner import DraftRunner
+from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
+from inference.engine.cache.prefix_disk import PrefixDisk
+from inference.engine.cache.prefix_files import PrefixFiles
 from inference.engine.engine import Engine
 from inference.engine.executor import TensorExecutor
 from inference.engine.images.image_rows import ImageProcessor, ImageRows
-from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
-from inference.engine.load.state_plan import wanted_slots
+from inference.engine.load.memory.state_plan import wanted_slots
 from inference.engine.model_runner import ModelRunner
-from inference.engine.predictor_runner import PredictorRunner
-from inference.engine.prefix_disk import PrefixDisk
-from inference.engine.prefix_files import PrefixFiles
 from inference.engine.sampling.drawer_choice import choose_drawer
 from inference.engine.sampling.drawing import Drawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.sampling.sampler import Sampler
+from inference.engine.scheduling.admission import EngineLimits
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.rates import PrefillAverage
 from inference.engine.scheduling.run_ahead import RunAhead
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.speculation.draft_model import DraftModelSpeculator
+from inference.engine.speculation.draft_runner import DraftRunner
+from inference.engine.speculation.predictor_runner import PredictorRunner
 from inference.engine.speculation.speculator import DEFAULT_DRAFT_TOKENS, Speculator
 from inference.models.cache.layout import cache_layout
 from inference.models.graphed import GraphedDecoder
@@ -60,7 +60,7 @@ def build_engine(
     check_when_idle: bool = False,
 ) -> Engine:
     """``num_kv_blocks`` must hold ``context_tokens``: then the oldest sequence can always run to
-    its end, whatever others wait for. ``kept_kv_blocks``: see ``inference.engine.kv_cache``.
+    its end, whatever others wait for. ``kept_kv_blocks``: see ``inference.engine.cache.kv_cache``.
     ``num_state_slots``: of a model with recurrent layers; ``None`` for as many as are wanted.
     ``prefix_files``: where prefixes survive the engine; those of recurrent layers do not.
     ``image_processor``: of a model with a tower. ``drawer`` and ``run_ahead``: ``None`` for what

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import torch
 
-from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.engine.load.draft import DraftModel, build_draft_model
-from inference.engine.load.memory import (
+from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.load.draft_opening import DraftModel, build_draft_model
+from inference.engine.load.memory.kv_memory import (
     SHORTEST_USEFUL_CONTEXT,
     cpu_kv_share,
     positions_that_fit,
 )
-from inference.engine.load.memory_use import HostGauge
-from inference.engine.load.quality import quality_in_words
-from inference.engine.load.trial import Trial, try_out
-from inference.engine.load.trial_steps import run_largest_steps
+from inference.engine.load.memory.memory_use import HostGauge
+from inference.engine.load.trial.quality import quality_in_words
+from inference.engine.load.trial.trial import Trial, try_out
+from inference.engine.load.trial.trial_steps import run_largest_steps
 from inference.engine.ranks.lead import lead_ranks
 from inference.engine.sampling.drawer_choice import choose_drawer
 from inference.engine.sampling.drawing import Drawer

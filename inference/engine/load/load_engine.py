@@ -23,19 +23,19 @@ from inference.engine.engine import Engine
 from inference.engine.load.adapter_loader import AdapterLoader
 from inference.engine.load.build import build_engine
 from inference.engine.load.built_model import build_model
-from inference.engine.load.draft import open_draft_model
-from inference.engine.load.kv_budget import kv_plan
+from inference.engine.load.draft_opening import open_draft_model
 from inference.engine.load.load_report import load_report
-from inference.engine.load.memory_use import HostGauge, give_back_freed
-from inference.engine.load.prefix_files import open_prefix_files, prefix_fingerprint
+from inference.engine.load.memory.kv_budget import kv_plan
+from inference.engine.load.memory.memory_use import HostGauge, give_back_freed
+from inference.engine.load.prefix_folder import open_prefix_files, prefix_fingerprint
 from inference.engine.load.sleeper import Sleeper, asleep_bytes
 from inference.engine.load.speculation import (
     choose_speculator,
     num_draft_tokens,
     speculation_in_words,
 )
-from inference.engine.load.trial import with_memory
-from inference.engine.load.warmup import AWAKENING_CONCURRENCY, WARMUP_CONCURRENCY, warm_up
+from inference.engine.load.trial.trial import with_memory
+from inference.engine.load.trial.warmup import AWAKENING_CONCURRENCY, WARMUP_CONCURRENCY, warm_up
 from inference.engine.ranks.followers import Followers
 from inference.engine.ranks.lead import check_ranks, with_ranks
 from inference.engine.ranks.ranked_model import RankedModel

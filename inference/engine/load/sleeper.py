@@ -19,8 +19,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from inference.engine.engine import Engine
-from inference.engine.load.away_weights import AwayWeights
-from inference.engine.load.memory_use import anonymous_bytes, cuda_process_bytes, give_back_freed
+from inference.engine.load.memory.away_weights import AwayWeights
+from inference.engine.load.memory.memory_use import (
+    anonymous_bytes,
+    cuda_process_bytes,
+    give_back_freed,
+)
 from inference.models.graphed import GraphedDecoder
 from inference.models.native.model import NativeModel
 from inference.models.registry import AnyModel

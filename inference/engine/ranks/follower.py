@@ -21,11 +21,11 @@ from pathlib import Path
 
 import torch
 
+from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.errors import ChannelError
 from inference.engine.faults.exit_codes import EngineExit
 from inference.engine.faults.fault_classes import recover
-from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.engine.load.memory_use import HostGauge, gauge_for, give_back_freed
+from inference.engine.load.memory.memory_use import HostGauge, gauge_for, give_back_freed
 from inference.engine.ranks.messages import (
     Built,
     FollowerMessage,

@@ -16,7 +16,7 @@ class SchedulerLimits:
     prefill_tokens_per_step: int = 512
     """Most prompt rows of one step, beside its decode rows."""
     target_step_s: float | None = None
-    """How long a step should take: see ``inference.engine.scheduling.step_pacing``."""
+    """How long a step should take: see ``inference.engine.scheduling.step_pacer``."""
 
     @property
     def max_queue_depth_per_account(self) -> int:

@@ -20,8 +20,8 @@ from bisect import insort
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from inference.engine.cache.kv_cache import KVCache
 from inference.engine.errors import IntegrityError
-from inference.engine.kv_cache import KVCache
 from inference.engine.sampling.sampled import Run
 from inference.engine.scheduling.chunks import end_of_chunk
 from inference.engine.scheduling.limits import Pace, SchedulerLimits

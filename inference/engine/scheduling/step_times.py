@@ -9,7 +9,7 @@ from inference.engine.faults.kinds import OutOfMemoryFault, StepFault
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.rates import PrefillAverage, TokenRates
 from inference.engine.scheduling.schedule import Schedule
-from inference.engine.scheduling.step_pacing import StepPacer
+from inference.engine.scheduling.step_pacer import StepPacer
 
 
 class StepTimes:

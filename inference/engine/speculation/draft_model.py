@@ -19,7 +19,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from inference.engine.kv_cache import KVCache
+from inference.engine.cache.kv_cache import KVCache
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.speculation.acceptance import Acceptance
 from inference.engine.speculation.draft_costs import DraftCosts

@@ -5,7 +5,7 @@
     scales:  (num_slots, 2, num_kv_heads, num_groups)      of int8 and fp8 only: see ``kv_format``
 
 The last block is scratch: padding rows write there. Which sequence owns which block is decided in
-``inference.engine.kv_cache``; this file must not know sequences.
+``inference.engine.cache.kv_cache``; this file must not know sequences.
 """
 
 from __future__ import annotations

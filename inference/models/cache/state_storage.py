@@ -1,5 +1,5 @@
 """The states of recurrent layers, in slots. Which sequence owns which slot is decided in
-``inference.engine.state_slots``; this file must not know sequences.
+``inference.engine.cache.state_slots``; this file must not know sequences.
 
     conv         (num_slots, *StateShape.conv_shape)                    float32
     recurrent    (num_slots, *StateShape.recurrent_shape)               float32

@@ -43,8 +43,8 @@ Adapters (LoRA) change the projections of every family's layers, but no experts 
 of an MLP that has some (`tests/inference/engine/test_adapters.py`, on both paths): of what PEFT
 trains as `all-linear` that leaves out a mixture's shared expert and a tower
 (`families/test_adapter_targets.py`). Prefixes are
-kept on disk for every family but hybrids (`tests/inference/engine/test_prefix_disk.py`). Models of
-every family sleep, on both paths (`tests/inference/engine/load/test_sleeper.py`), hybrids
+kept on disk for every family but hybrids (`tests/inference/engine/cache/test_prefix_disk.py`).
+Models of every family sleep, on both paths (`tests/inference/engine/load/test_sleeper.py`), hybrids
 (`families/test_hybrid.py::test_a_load`) and transformers' own modules too
 (`transformers_backend/test_foreign.py::test_a_whole_load`), which take no adapters; embedding
 models do not.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from inference.engine.admission import EngineLimits
+from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
 from inference.engine.faults.fault_classes import recover
 from inference.engine.faults.kinds import StepFault
-from inference.engine.kv_cache import KVCache
 from inference.engine.sampling.sampled import Sampled
+from inference.engine.scheduling.admission import EngineLimits
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.rates import PrefillAverage
 from inference.engine.scheduling.schedule import Schedule

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from inference.engine.admission import EngineLimits
+from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
 from inference.engine.executor import TensorExecutor
 from inference.engine.faults import containment
-from inference.engine.kv_cache import KVCache
 from inference.engine.load.build import build_engine
+from inference.engine.scheduling.admission import EngineLimits
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.sequence import Sequence

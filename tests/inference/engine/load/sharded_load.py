@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from inference.engine.load.load_engine import load_engine
-from inference.engine.load.memory_use import anonymous_bytes, give_back_freed
+from inference.engine.load.memory.memory_use import anonymous_bytes, give_back_freed
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
 
 KV_MEMORY_BYTES = 2**26

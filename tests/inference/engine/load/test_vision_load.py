@@ -11,7 +11,7 @@ import torch
 
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine, load_engine
-from inference.engine.load.trial_pictures import run_largest_picture
+from inference.engine.load.trial.trial_pictures import run_largest_picture
 from inference.loading import image_processor
 from inference.models.registry import tower_of
 from inference.models.vision.tower import VisionTower

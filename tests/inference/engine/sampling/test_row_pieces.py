@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from inference.engine.load.memory_use import HostGauge
-from inference.engine.load.trial import try_out
+from inference.engine.load.memory.memory_use import HostGauge
+from inference.engine.load.trial.trial import try_out
 from inference.engine.sampling import drawing, row_pieces
 from inference.engine.sampling.drawing import Draw, TorchDrawer
 from inference.engine.sampling.filters import filter_among
@@ -21,7 +21,7 @@ from inference.engine.scheduling.sequence import Sequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.prefill_speed import PrefillSpeed
 from inference.protocol.sampling import SamplingParams, TokenLogprob
-from tests.inference.engine.load.test_trial_steps import TimedModel
+from tests.inference.engine.load.trial.test_trial_steps import TimedModel
 
 VOCAB_SIZE = 3000
 NUM_ROWS = 11

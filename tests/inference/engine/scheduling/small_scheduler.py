@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inference.engine.kv_cache import KVCache
+from inference.engine.cache.kv_cache import KVCache
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.scheduler import Scheduler

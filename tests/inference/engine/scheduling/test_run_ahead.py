@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine.admission import EngineLimits
+from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
-from inference.engine.kv_cache import KVCache
+from inference.engine.scheduling.admission import EngineLimits
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.run_ahead import RunAhead
 from inference.engine.scheduling.schedule import Schedule

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inference.engine.kv_cache import KVCache
+from inference.engine.cache.kv_cache import KVCache
 from inference.engine.sampling.grammars import GrammarState
 from inference.engine.scheduling.chunks import CHUNK_MULTIPLE, end_of_chunk
 from inference.engine.scheduling.limits import SchedulerLimits

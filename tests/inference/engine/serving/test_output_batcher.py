@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.admission import EngineLimits
+from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
-from inference.engine.kv_cache import KVCache
+from inference.engine.scheduling.admission import EngineLimits
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.serving.output_batcher import SEND_WITHIN_S, STATS_INTERVAL_S, OutputBatcher

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from inference.engine.draft_runner import DraftRunner
 from inference.engine.engine import Engine
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.speculation import draft_model
+from inference.engine.speculation.draft_runner import DraftRunner
 from inference.protocol.engine import (
     CancelSequence,
     EngineStats,

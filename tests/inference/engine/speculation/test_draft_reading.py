@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ordered
 
 import pytest
 
-from inference.engine.kv_cache import KVCache
+from inference.engine.cache.kv_cache import KVCache
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.speculation import draft_model
 from inference.engine.speculation.draft_costs import UNTRIED_DRAFT, DraftCosts

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.load.load_engine import load_engine
-from inference.engine.predictor_runner import PredictorRunner
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.speculation import draft_model
+from inference.engine.speculation.predictor_runner import PredictorRunner
 from inference.loading import loader
 from inference.models.batch import ALL_ROWS, NUM_LONE_STATES, Batch, PrefillSpan
 from inference.models.decoder import DecoderModel

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.built_model import BuiltModel
-from inference.engine.load.memory import (
+from inference.engine.load.memory.kv_memory import (
     KVPlan,
     cpu_kv_share,
     free_cuda_bytes,

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from inference.engine.errors import DoesNotFitError
-from inference.engine.load import kv_budget
-from inference.engine.load.context_limit import PrefillBound
-from inference.engine.load.memory import (
+from inference.engine.load.memory import kv_budget
+from inference.engine.load.memory.context_limit import PrefillBound
+from inference.engine.load.memory.kv_memory import (
     KVPlan,
     cpu_kv_share,
     kept_host_bytes,

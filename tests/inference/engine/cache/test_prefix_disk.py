@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from inference.engine import prefix_disk
 from inference.engine.adapters import Adapters
+from inference.engine.cache import prefix_disk
+from inference.engine.cache.prefix_files import PrefixFiles, Tensors
 from inference.engine.engine import Engine
 from inference.engine.load.adapter_loader import AdapterLoader
 from inference.engine.load.build import build_engine
-from inference.engine.prefix_files import PrefixFiles, Tensors
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.engine import CancelSequence, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from inference.engine.load.trial_steps import measure_prefill, run_largest_steps
+from inference.engine.load.trial.trial_steps import measure_prefill, run_largest_steps
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat

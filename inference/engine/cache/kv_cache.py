@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 
-from inference.engine.block_allocator import BlockAllocator, BlockContent, Parent
+from inference.engine.cache.block_allocator import BlockAllocator, BlockContent, Parent
+from inference.engine.cache.state_slots import StateSlots
 from inference.engine.scheduling.sequence import Sequence
-from inference.engine.state_slots import StateSlots
 
 DEFAULT_BLOCK_TOKENS = 32
 NEW_TURN_TOKENS = 8

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
-from inference.engine.kv_cache import KVCache
 from inference.engine.scheduling.sequence import Sequence
 from inference.models.cache.paged_kv import LayerKV, PagedKV
 from inference.protocol.sampling import SamplingParams

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inference.engine.cache.state_slots import SLOTS_PER_SEQUENCE
 from inference.engine.errors import DoesNotFitError
-from inference.engine.state_slots import SLOTS_PER_SEQUENCE
 from inference.models.cache.layout import CacheLayout
 
 SNAPSHOTS_PER_SEQUENCE = 2

@@ -9,7 +9,7 @@ as many tokens per second, so the rest gain nothing by sitting down.
 
 from __future__ import annotations
 
-from inference.engine.scheduling.pacing import SMALLEST_CHUNK
+from inference.engine.scheduling.prefill_pacer import SMALLEST_CHUNK
 
 SMALLEST_HOUSE = 8
 """Seats that there always are: so few rows share the weights that are read for them."""

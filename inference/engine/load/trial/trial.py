@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from inference.engine.load.context_limit import PrefillBound
-from inference.engine.load.memory_use import HostGauge, gauge_for
-from inference.engine.load.trial_pictures import run_largest_picture
-from inference.engine.load.trial_sampling import run_largest_sampling
-from inference.engine.load.trial_steps import measure_prefill, run_largest_steps
+from inference.engine.load.memory.context_limit import PrefillBound
+from inference.engine.load.memory.memory_use import HostGauge, gauge_for
+from inference.engine.load.trial.trial_pictures import run_largest_picture
+from inference.engine.load.trial.trial_sampling import run_largest_sampling
+from inference.engine.load.trial.trial_steps import measure_prefill, run_largest_steps
 from inference.engine.sampling.drawing import Drawer
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.loading.devices import earlier_loads_on

@@ -20,8 +20,8 @@ from typing import Protocol
 
 import torch
 
-from inference.engine.kv_cache import KVCache
-from inference.engine.prefix_files import PrefixFiles, Tensors, chain, root_of
+from inference.engine.cache.kv_cache import KVCache
+from inference.engine.cache.prefix_files import PrefixFiles, Tensors, chain, root_of
 from inference.engine.scheduling.sequence import Sequence
 from inference.supervised_threads import SupervisedPool
 

@@ -17,15 +17,15 @@ import pynvml
 import pytest
 import torch
 
-from inference.engine.load import memory_use
-from inference.engine.load.memory_use import HostGauge, anonymous_bytes, gauge_for
+from inference.engine.load.memory import memory_use
+from inference.engine.load.memory.memory_use import HostGauge, anonymous_bytes, gauge_for
 from inference.engine.serving.channel import Channel
 from inference.models.cache.paged_kv import untouched_zeros
 from inference.protocol.engine import Loaded, LoadProgressed, decode_engine_message
 from inference.protocol.load import EarlierLoads, LoadReport, LoadSpec
 from inference.protocol.prefill_speed import PrefillSpeed
 
-REPOSITORY_DIR = Path(__file__).resolve().parents[4]
+REPOSITORY_DIR = Path(__file__).resolve().parents[5]
 MB = 10**6
 KV_MEMORY_BYTES = 64 * MB
 

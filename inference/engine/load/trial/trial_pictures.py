@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from inference.engine.load.trial_steps import LARGEST_TRIAL_OPERATIONS
+from inference.engine.load.trial.trial_steps import LARGEST_TRIAL_OPERATIONS
 from inference.models.registry import AnyModel, tower_of
 from inference.models.vision_config import VisionConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.engine.scheduling.pacing import SMALLEST_CHUNK, PrefillPacer
+from inference.engine.scheduling.prefill_pacer import SMALLEST_CHUNK, PrefillPacer
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.speculation import drafts_problem
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.loading.errors import BadSourceError

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from inference.engine.errors import DoesNotFitError
-from inference.engine.load.context_limit import ContextBounds, PrefillBound
-from inference.engine.load.state_plan import StatePlan, plan_states
+from inference.engine.load.memory.context_limit import ContextBounds, PrefillBound
+from inference.engine.load.memory.state_plan import StatePlan, plan_states
 from inference.loading.devices import free_memory_bytes
 from inference.models.cache.kv_format import KVFormat, kv_bytes_per_block, kv_bytes_per_token
 from inference.models.cache.layout import cache_layout
@@ -46,7 +46,7 @@ class KVPlan:
     num_blocks: int
     kv_bytes: int
     kept_blocks: int
-    """See ``inference.engine.kv_cache``."""
+    """See ``inference.engine.cache.kv_cache``."""
     context_tokens: int
     context_reason: str
     """In words, for the load report."""

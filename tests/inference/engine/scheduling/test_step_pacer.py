@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from inference.engine.scheduling.pacing import SMALLEST_CHUNK
-from inference.engine.scheduling.step_pacing import MEMORY_STEPS, SMALLEST_HOUSE, StepPacer
+from inference.engine.scheduling.prefill_pacer import SMALLEST_CHUNK
+from inference.engine.scheduling.step_pacer import MEMORY_STEPS, SMALLEST_HOUSE, StepPacer
 
 TARGET_S = 0.1
 MAX_SEATS = 256

@@ -7,8 +7,8 @@ import re
 import shutil
 from pathlib import Path
 
-from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.engine.prefix_files import PrefixFiles
+from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.cache.prefix_files import PrefixFiles
 from inference.loading.loader import OpenedModel
 from inference.models.registry import AnyModel
 from inference.protocol.load import LoadSpec

@@ -1,0 +1,1 @@
+"""Blocks of keys and values, state slots, and prefixes that are kept."""

@@ -1,0 +1,1 @@
+"""How much memory a load may take: measured, divided and moved."""

@@ -1,0 +1,1 @@
+"""A fresh model's first steps, and what they show."""
