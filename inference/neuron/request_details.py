@@ -22,8 +22,8 @@ from inference.logs.redaction import Redactor, secrets_of
 from inference.neuron.requests.prompts.prompts import Prepared
 from inference.protocol.generation import Submit
 from inference.settings.accounts import LoggedBodies
-from inference.text.choice_text import Piece, ThoughtPart
-from inference.text.tokenizer import Tokenizer
+from inference.text.answers.choice_text import Piece, ThoughtPart
+from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import Decision
 
 logger = logging.getLogger(__name__)

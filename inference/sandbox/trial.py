@@ -11,7 +11,7 @@ import random
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from inference.sandbox.jobs import TokenizerFacts
-from inference.text.compiling import LIMITS, one_line
+from inference.text.grammars.compiling import LIMITS, one_line
 
 NUM_TOKENS = 16
 """How many tokens are followed. The first masks are the dearest: states are computed in them."""

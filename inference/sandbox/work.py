@@ -24,22 +24,22 @@ from inference.sandbox.jobs import (
     Result,
 )
 from inference.sandbox.trial import trial_problem
-from inference.text.chat_template import ChatTemplate
-from inference.text.compiling import find_problem, is_panic
 from inference.text.errors import (
     GrammarTextError,
     NoPlaceForToolsError,
     SchemaError,
     TemplateRenderError,
 )
-from inference.text.grammar_parts import TOO_DEEP, grammar_text, json_part, lenient_part
-from inference.text.schema_culprit import find_culprit
-from inference.text.schema_places import Steps
-from inference.text.schema_rewrites import original_steps, rewritten
-from inference.text.schemas import checked_schema, leniently_checked
-from inference.text.template_sources import TemplateSources
-from inference.text.text_formats import text_part
-from inference.text.token_bounds import num_bytes
+from inference.text.grammars.compiling import find_problem, is_panic
+from inference.text.grammars.parts import TOO_DEEP, grammar_text, json_part, lenient_part
+from inference.text.grammars.text_formats import text_part
+from inference.text.schemas.culprit import find_culprit
+from inference.text.schemas.places import Steps
+from inference.text.schemas.rewrites import original_steps, rewritten
+from inference.text.schemas.schema_check import checked_schema, leniently_checked
+from inference.text.templates.chat_template import ChatTemplate
+from inference.text.templates.template_sources import TemplateSources
+from inference.text.tokens.token_bounds import num_bytes
 
 
 def perform(job: Job, max_output_bytes: int) -> Result:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helexa_acp.repair import NotUnderstood, Signature, Understood, understand
 from helexa_acp.tools import TOOLS
 from inference.protocol.generation import ToolDefinition
-from inference.text.parts import CallArguments, CallStarted, TextPart
+from inference.text.answers.parts import CallArguments, CallStarted, TextPart
 from inference.text.tool_calls.hermes import HermesFormat
 
 SIGNATURES = [

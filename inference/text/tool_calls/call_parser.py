@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from inference.text.parts import Part
+from inference.text.answers.parts import Part
 from inference.text.tool_calls.call_reader import CallReader, ReadCall
 from inference.text.tool_calls.free_text import FreeText
 from inference.text.tool_calls.part_list import PartList

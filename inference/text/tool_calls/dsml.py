@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.parts import ToolCallParser
-from inference.text.tokenizer import Tokenizer
+from inference.text.answers.parts import ToolCallParser
+from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.call_reader import CallReader
 from inference.text.tool_calls.dsml_call import (
     DSML,

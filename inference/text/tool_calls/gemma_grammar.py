@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.tokenizer import Tokenizer
+from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.argument_values import (
     allowed_types,
     alternatives,

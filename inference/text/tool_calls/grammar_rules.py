@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.grammar_parts import OPTIONS, OUR_OPTIONS
-from inference.text.tokenizer import Tokenizer
+from inference.text.grammars.parts import OPTIONS, OUR_OPTIONS
+from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.markers import marker_token_id
 
 COUNT_KEYWORDS = frozenset({"minProperties", "maxProperties"})

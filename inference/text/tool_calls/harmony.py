@@ -1,4 +1,5 @@
-"""gpt-oss: a message to a function, whose head ``inference.text.harmony`` has put in one form.
+"""gpt-oss: a message to a function, whose head ``inference.text.answers.harmony`` has put in one
+form.
 
     <|channel|>commentary to=f <|constrain|>json<|message|>{"a": 1}
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.harmony import (
+from inference.text.answers.harmony import (
     CALL_HEAD,
     CALL_HEAD_END,
     CHANNEL,
@@ -22,8 +23,8 @@ from inference.text.harmony import (
     ROLE,
     START,
 )
-from inference.text.parts import ToolCallParser
-from inference.text.tokenizer import Tokenizer
+from inference.text.answers.parts import ToolCallParser
+from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.grammar_rules import (
     TEXT_TERMINAL,
     arguments_schema,

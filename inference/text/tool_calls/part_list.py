@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.text.parts import CallArguments, CallStarted, Part, TextPart
+from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart
 
 
 class PartList:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.tokenizer import Tokenizer
+from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.grammar_rules import (
     answer_rules,
     callable_tools,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from inference.text.harmony import CHANNEL, MESSAGE
-from inference.text.parts import ToolFormat
-from inference.text.tokenizer import Tokenizer
+from inference.text.answers.harmony import CHANNEL, MESSAGE
+from inference.text.answers.parts import ToolFormat
+from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls import (
     deepseek,
     dsml,

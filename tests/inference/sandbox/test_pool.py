@@ -29,7 +29,7 @@ from inference.sandbox.jobs import (
     encode_frame,
 )
 from inference.sandbox.pool import MAX_OF_BOTH, WorkerPool
-from inference.text.grammar_parts import json_part
+from inference.text.grammars.parts import json_part
 from tests.inference.neuron.conftest import wait_until
 from tests.inference.sandbox.jobs import BYTES, LOOPS, PANICS, TEMPLATE, check, render
 

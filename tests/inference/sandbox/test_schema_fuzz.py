@@ -23,8 +23,8 @@ from inference.sandbox.caller import Caller
 from inference.sandbox.errors import WorkerLostError
 from inference.sandbox.jobs import Checked, CheckGrammar, Refused
 from inference.sandbox.pool import WorkerPool
-from inference.text.compiling import LIMITS
-from inference.text.grammar_parts import json_part, lenient_part
+from inference.text.grammars.compiling import LIMITS
+from inference.text.grammars.parts import json_part, lenient_part
 from tests.inference.sandbox.hostile_schemas import SchemaMutator
 from tests.inference.sandbox.jobs import BYTES, check
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.parts import CallArguments, CallStarted, Part, TextPart, ToolCallParser
-from inference.text.tokenizer import Tokenizer
+from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart, ToolCallParser
+from inference.text.tokens.tokenizer import Tokenizer
 
 OPENS, CLOSES = "<call>", "</call>"
 

@@ -10,7 +10,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from inference.text.grammar_parts import grammar_text, json_part
+from inference.text.grammars.parts import grammar_text, json_part
 
 END = 256
 

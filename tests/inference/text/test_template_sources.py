@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from inference.protocol.generation import ChatInput, ChatMessage
-from inference.text.chat_template import ChatTemplate
 from inference.text.errors import TokenizerFilesError
-from inference.text.template_sources import MAX_TEMPLATE_BYTES, find_templates
+from inference.text.templates.chat_template import ChatTemplate
+from inference.text.templates.template_sources import MAX_TEMPLATE_BYTES, find_templates
 
 CHAT = ChatInput(messages=[ChatMessage(role="user", content="Hello.")])
 

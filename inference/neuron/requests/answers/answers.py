@@ -26,9 +26,9 @@ from inference.protocol.engine import (
 )
 from inference.protocol.events import Event, Finished, FinishReason, TextLogprob, Usage
 from inference.protocol.sampling import TokenLogprob
-from inference.text.choice_text import ChoiceText, Piece
-from inference.text.parts import TextPart
-from inference.text.token_kinds import TokenKind
+from inference.text.answers.choice_text import ChoiceText, Piece
+from inference.text.answers.parts import TextPart
+from inference.text.tokens.token_kinds import TokenKind
 
 
 class Choice:

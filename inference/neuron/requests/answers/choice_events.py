@@ -19,8 +19,8 @@ from inference.protocol.events import (
     ToolCallDelta,
     ToolCallStarted,
 )
-from inference.text.choice_text import Piece, ThoughtPart, merged
-from inference.text.parts import CallArguments, CallStarted, TextPart
+from inference.text.answers.choice_text import Piece, ThoughtPart, merged
+from inference.text.answers.parts import CallArguments, CallStarted, TextPart
 
 CALL_ID_DIGITS = 24
 

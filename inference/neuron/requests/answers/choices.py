@@ -11,7 +11,7 @@ from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.requests.prompts.prompts import Prepared
 from inference.protocol.events import Failure
 from inference.protocol.generation import ChatInput, GenerationRequest
-from inference.text.choice_text import ChoiceText
+from inference.text.answers.choice_text import ChoiceText
 from inference.text.tool_calls.call_parser import CallParser
 
 

@@ -14,8 +14,8 @@ from inference.neuron.requests.prompts.prompts import Prepared
 from inference.protocol.events import TextLogprob
 from inference.protocol.generation import GenerationRequest, TextInput
 from inference.protocol.sampling import TokenLogprob
-from inference.text.detokenizer import Detokenizer
-from inference.text.tokenizer import Tokenizer
+from inference.text.tokens.detokenizer import Detokenizer
+from inference.text.tokens.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)

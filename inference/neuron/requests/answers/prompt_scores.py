@@ -9,7 +9,7 @@ from inference.neuron.errors import RequestRefusedError
 from inference.protocol.events import Failure, PromptScored, RankedToken
 from inference.protocol.generation import GenerationRequest
 from inference.protocol.sampling import TokenLogprob
-from inference.text.tokenizer import Tokenizer
+from inference.text.tokens.tokenizer import Tokenizer
 
 MAX_SCORES = 2**18
 """The most of one request: they become one body, which has some 70 bytes for each."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inference.protocol.events import TextLogprob
 from inference.protocol.sampling import TokenLogprob
-from inference.text.tokenizer import Tokenizer
+from inference.text.tokens.tokenizer import Tokenizer
 
 
 def text_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> TextLogprob:

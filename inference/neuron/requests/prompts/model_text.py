@@ -14,11 +14,11 @@ from inference.protocol.heartbeat import Capability
 from inference.protocol.load import LoadReport, LoadSpec, spec_digest
 from inference.sandbox.caller import Caller
 from inference.sandbox.pool import WorkerPool
-from inference.text.parts import ToolFormat
-from inference.text.phrases import PhraseMarkers, find_phrases
-from inference.text.reasoning import ReasoningMarkers, find_markers
-from inference.text.template_sources import TemplateSources, find_templates
-from inference.text.tokenizer import Tokenizer
+from inference.text.answers.parts import ToolFormat
+from inference.text.answers.phrases import PhraseMarkers, find_phrases
+from inference.text.answers.reasoning import ReasoningMarkers, find_markers
+from inference.text.templates.template_sources import TemplateSources, find_templates
+from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.plain import PlainFormat
 from inference.text.tool_calls.registry import find_tool_format
 from inference.version import VERSION

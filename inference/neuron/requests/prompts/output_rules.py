@@ -25,10 +25,10 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.protocol.sampling import Grammar
-from inference.text.bare_calls import ARGUMENTS_KEYS, bare_call_part
-from inference.text.chat_options import rendered_tools, wants_thinking
-from inference.text.grammar_parts import calls_part, json_part
-from inference.text.grammars import Thinking, answer_grammar
+from inference.text.answers.bare_calls import ARGUMENTS_KEYS, bare_call_part
+from inference.text.grammars.answer_grammar import Thinking, answer_grammar
+from inference.text.grammars.parts import calls_part, json_part
+from inference.text.templates.chat_options import rendered_tools, wants_thinking
 from inference.text.tool_calls.errors import UnsupportedSchemaError
 
 

@@ -26,11 +26,11 @@ from inference.neuron.requests.prompts.prompt_images import (
 )
 from inference.protocol.events import Failure
 from inference.protocol.generation import ChatInput, TextInput, TokensInput
+from inference.text.answers.harmony import ANSWER_HEAD
+from inference.text.answers.phrases import opens_phrase
+from inference.text.answers.reasoning import opens_block
 from inference.text.errors import TooManyTokensError
-from inference.text.harmony import ANSWER_HEAD
-from inference.text.phrases import opens_phrase
-from inference.text.reasoning import opens_block
-from inference.text.token_bounds import num_bytes
+from inference.text.tokens.token_bounds import num_bytes
 
 MAX_ARGUMENTS_CHARACTERS = 2**20
 """The longest arguments of one tool call. They are parsed and written again, each in one go for

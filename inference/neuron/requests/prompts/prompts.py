@@ -32,7 +32,7 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.protocol.sampling import SamplingParams
-from inference.text.chat_options import rendered_tools
+from inference.text.templates.chat_options import rendered_tools
 
 NO_THINKING = Thinking()
 

@@ -45,8 +45,8 @@ from inference.sandbox.jobs import (
 )
 from inference.sandbox.pool import WorkerPool
 from inference.text.errors import NoPlaceForToolsError, SchemaError, TemplateRenderError
-from inference.text.template_sources import TemplateSources
-from inference.text.tokenizer import Tokenizer
+from inference.text.templates.template_sources import TemplateSources
+from inference.text.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

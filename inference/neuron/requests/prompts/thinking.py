@@ -11,9 +11,9 @@ from inference.neuron.requests.prompts.model_text import ModelText
 from inference.protocol.events import Failure
 from inference.protocol.generation import ChatInput
 from inference.protocol.sampling import Grammar, ThinkingLimit
-from inference.text.chat_options import wants_thinking
-from inference.text.phrases import PhraseMarkers, opens_phrase
-from inference.text.reasoning import ReasoningMarkers, opens_block
+from inference.text.answers.phrases import PhraseMarkers, opens_phrase
+from inference.text.answers.reasoning import ReasoningMarkers, opens_block
+from inference.text.templates.chat_options import wants_thinking
 
 NUM_LAST_TOKENS = 32
 """How much of a prompt's end is looked at: a phrase and the white space behind it have no more."""

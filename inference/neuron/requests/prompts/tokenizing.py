@@ -12,7 +12,7 @@ from inference.neuron.requests.prompts.prompt_tokens import chat_prompt, checked
 from inference.protocol.events import Failure, Tokenized
 from inference.protocol.generation import ChatInput, TextInput, TokenizeRequest, TokensInput
 from inference.text.errors import TooManyTokensError
-from inference.text.tokenizer import read_json_object
+from inference.text.tokens.tokenizer import read_json_object
 
 MAX_TOKENS = 1_000_000
 """That are told in one answer; beyond any context here."""

@@ -16,7 +16,7 @@ from inference.loading.errors import BadSourceError, DoesNotFitError
 from inference.loading.loader import open_model
 from inference.models.embedding import EmbeddingModel
 from inference.protocol.load import EarlierLoads, LoadSpec
-from inference.text.tokenizer import Tokenizer
+from inference.text.tokens.tokenizer import Tokenizer
 
 TEXTS = [
     "A man is eating food.",

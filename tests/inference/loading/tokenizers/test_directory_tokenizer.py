@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from inference.loading.errors import BadFileError, MissingFileError
 from inference.loading.tokenizers.directory_tokenizer import directory_tokenizer
-from inference.text.template_sources import find_templates
+from inference.text.templates.template_sources import find_templates
 
 
 def test_a_tokenizer_json_is_used_where_it_lies(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from inference.neuron.replicas.engine_run import EngineRun
 from inference.neuron.replicas.replica import Replica
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.service import NeuronService
-from inference.text.tokenizer import Tokenizer
+from inference.text.tokens.tokenizer import Tokenizer
 
 KINDS = (ModelText, Tokenizer, Replica, EngineRun, EngineProcess)
 

@@ -23,8 +23,8 @@ from inference.protocol.engine import (
 )
 from inference.protocol.events import TERMINAL_EVENTS, Cancelled, Event, Failed, Finished, Usage
 from inference.protocol.generation import GenerationRequest, Submit, TextInput
-from inference.text.choice_text import ChoiceText
-from inference.text.tokenizer import Tokenizer
+from inference.text.answers.choice_text import ChoiceText
+from inference.text.tokens.tokenizer import Tokenizer
 from tests.inference.neuron.recording_engine import RecordingEngine
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from inference.protocol.generation import ToolDefinition
-from inference.text.parts import CallArguments, CallStarted, Part, TextPart, ToolFormat
+from inference.text.answers.parts import CallArguments, CallStarted, Part, TextPart, ToolFormat
 from inference.text.tool_calls.call_parser import CallParser
 from inference.text.tool_calls.hermes import HermesFormat
 from inference.text.tool_calls.llama3 import Llama3Format

@@ -9,7 +9,7 @@ import tokenizers
 from llguidance import LLTokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
-from inference.text.tokenizer import Tokenizer
+from inference.text.tokens.tokenizer import Tokenizer
 
 MARKERS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"]
 CORPUS = [

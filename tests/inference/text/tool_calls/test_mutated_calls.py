@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from inference.text.parts import ToolFormat
+from inference.text.answers.parts import ToolFormat
 from inference.text.tool_calls.json_calls import MAX_EXTRA_BRACES
 from tests.inference.text.tool_calls.calls import FORMATS, Told, parts_of, read, told
 from tests.inference.text.tool_calls.family_cases import FAMILIES

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inference.protocol.generation import ToolDefinition
-from inference.text.parts import CallArguments, CallStarted
+from inference.text.answers.parts import CallArguments, CallStarted
 from inference.text.tool_calls.call_parser import CallParser
 from tests.inference.text.tool_calls.calls import FORMATS, parts_of, read, told
 

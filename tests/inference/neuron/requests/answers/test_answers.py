@@ -18,9 +18,9 @@ from inference.protocol.events import (
     ToolCallDelta,
     ToolCallStarted,
 )
-from inference.text.choice_text import ChoiceText
-from inference.text.phrases import SPOKEN
-from inference.text.tokenizer import Tokenizer
+from inference.text.answers.choice_text import ChoiceText
+from inference.text.answers.phrases import SPOKEN
+from inference.text.tokens.tokenizer import Tokenizer
 from tests.inference.neuron.told_answers import (
     Folded,
     answer_of,

@@ -18,8 +18,8 @@ from inference.protocol.events import (
     TextLogprob,
 )
 from inference.protocol.sampling import TokenLogprob
-from inference.text.choice_text import ChoiceText
-from inference.text.tokenizer import Tokenizer
+from inference.text.answers.choice_text import ChoiceText
+from inference.text.tokens.tokenizer import Tokenizer
 from tests.inference.neuron.told_answers import (
     Folded,
     answer_of,

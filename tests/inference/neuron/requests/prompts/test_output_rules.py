@@ -23,7 +23,7 @@ from inference.protocol.generation import (
     ToolChoice,
     ToolDefinition,
 )
-from inference.text.parts import CallArguments, CallStarted
+from inference.text.answers.parts import CallArguments, CallStarted
 from inference.text.tool_calls.llama3 import Llama3Format
 from inference.text.tool_calls.qwen_coder import QwenCoderFormat
 from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text

@@ -14,7 +14,7 @@ from inference.protocol.generation import (
     TextInput,
 )
 from inference.protocol.sampling import ThinkingLimit
-from inference.text import phrases
+from inference.text.answers import phrases
 from tests.inference.neuron.model_texts import model_text
 from tests.inference.neuron.prepared import OPENS, THINKS, a_chat, ask
 

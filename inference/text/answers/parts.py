@@ -1,0 +1,79 @@
+"""What an answer's text is made of, and the contract of everything that takes it apart.
+
+    text pieces ─▶ parser.feed(text) … parser.flush() ─▶ parts, in order
+
+However the text is cut into pieces, the parts of one kind concatenate to the same. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.text.tokens.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """Text for the client to read; never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """A tool call begins; its name is whole. The call before it, if any, is complete."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """A piece of the running call's arguments; never empty. A call's pieces concatenate to one
+    valid JSON object, as soon as the next call starts or the parser is flushed. Only where they are
+    streamed under a grammar may the answer's end cut them off."""
+
+    fragment: str
+
+
+Part = TextPart | CallStarted | CallArguments
+
+
+class ToolCallParser(Protocol):
+    """For one choice. A call is the model's call, whole; everything else comes out as ``TextPart``,
+    whole."""
+
+    def feed(self, text: str) -> list[Part]: ...
+    def flush(self) -> list[Part]:
+        """The answer has ended: what was held back."""
+        ...
+
+
+class ToolFormat(Protocol):
+    """One way in which models write tool calls."""
+
+    @property
+    def name(self) -> str:
+        """``hermes``, ``glm``, …: the registry has them all."""
+        ...
+
+    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
+        """Special tokens whose text the parser needs to see; others have no text."""
+        ...
+
+    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser: ...
+
+    def grammar(
+        self,
+        tools: Sequence[ToolDefinition],
+        choice: ToolChoice,
+        *,
+        parallel: bool,
+        tokenizer: Tokenizer,
+    ) -> str | None:
+        """llguidance lark text for the whole answer; ``None`` where nothing is to be enforced:
+        choice ``auto`` without strict tools, with parallel calls allowed. Raises
+        ``UnsupportedSchemaError`` for what a strict tool asks and the format cannot express."""
+        ...

@@ -1,0 +1,193 @@
+"""Thinking between phrases of several tokens: found in the text, across any borders of tokens.
+
+    Here is my thought process: ─OPENS─▶ text … ─THOUGHT─▶ Here is my response: ─CLOSES─▶ ANSWER
+    <think> … </think> <response> … </response>       likewise, where these are no tokens
+
+A block opens only where nothing but white space has been said. What may still become a phrase is
+held back, and with it what its tokens are. Owns text only; ``inference.text.answers.reasoning`` has
+the markers that are tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from inference.text.answers.reasoning import MARKER_PAIRS
+from inference.text.answers.stop_strings import StopStrings
+from inference.text.tokens.token_kinds import TokenKind
+
+RESPONSE = ("<response>", "</response>")
+"""What Granite 3.3 puts round its answer where it thinks."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhraseMarkers:
+    """Any of ``opens`` begins the thought, any of ``closes`` ends it."""
+
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    answer_opens: str = ""
+    answer_closes: str = ""
+    """What stands round the answer behind a thought, and is no part of it."""
+    is_asked_for: bool = False
+    """The model writes them only where its template was told that it thinks."""
+
+
+SPOKEN = PhraseMarkers(
+    opens=("Here is my thought process:", "Here's my thought process:"),
+    closes=("Here is my response:", "Here's my response:"),
+    is_asked_for=True,
+)
+"""The phrases of Granite 3.2."""
+
+
+def find_phrases(template: str | None) -> PhraseMarkers | None:
+    """The phrases that ``template`` tells the model to write, where none of them is a token."""
+    if template is None:
+        return None
+    if SPOKEN.opens[0] in template and SPOKEN.closes[0] in template:
+        return SPOKEN
+    named = [pair for pair in MARKER_PAIRS if pair[0] in template and pair[1] in template]
+    if not named:
+        return None
+    opens, closes = named[0]
+    around = RESPONSE if RESPONSE[0] in template else ("", "")
+    return PhraseMarkers((opens,), (closes,), *around)
+
+
+def opens_phrase(prompt: str, phrases: PhraseMarkers) -> bool:
+    """Whether the prompt ends with the opening phrase, white space after it aside."""
+    return prompt.rstrip().endswith(phrases.opens)
+
+
+Run = tuple[TokenKind, str]
+"""Text of one kind; of a marker, the phrase."""
+
+
+class _Stage(Enum):
+    BEFORE = "before"
+    THOUGHT = "thought"
+    AFTER = "after"
+    """Behind a thought, where the answer's own opening may come."""
+    WRAPPED = "wrapped"
+    ANSWER = "answer"
+
+
+class _Finder:
+    """Looks for phrases; what follows a found one is handed back."""
+
+    def __init__(self, phrases: tuple[str, ...]) -> None:
+        self._strings = StopStrings(phrases)
+        self._num_held_chars = 0
+
+    @property
+    def is_holding(self) -> bool:
+        return self._num_held_chars > 0
+
+    def feed(self, text: str) -> tuple[str, str | None, str]:
+        """The text before, the phrase, and the text behind it."""
+        found = self._strings.feed(text)
+        if found.stop is None:
+            self._num_held_chars += len(text) - len(found.text)
+            return found.text, None, ""
+        num_used = len(found.text) + len(found.stop) - self._num_held_chars
+        self._num_held_chars = 0
+        return found.text, found.stop, text[num_used:]
+
+    def flush(self) -> str:
+        return self._strings.flush()
+
+
+class PhraseReader:
+    """For one answer, told token by token."""
+
+    def __init__(self, phrases: PhraseMarkers, *, is_open: bool = False) -> None:
+        """``is_open``: the prompt has opened the block."""
+        self._phrases = phrases
+        self._stage = _Stage.THOUGHT if is_open else _Stage.BEFORE
+        self._held = ""
+        """What may still be a phrase that has to come first."""
+        self._finder = _Finder(phrases.closes)
+        self._num_unsettled = 0
+        """Tokens of which it is not known yet what they are."""
+
+    def feed(self, text: str) -> tuple[list[TokenKind], list[Run]]:
+        """The next token's text; the kinds of the tokens that are settled by it."""
+        self._num_unsettled += 1
+        runs = self._read(text)
+        markers = [kind for kind, _ in runs if kind not in (TokenKind.THOUGHT, TokenKind.ANSWER)]
+        if markers:
+            return self._settled(markers[-1]), runs
+        return ([] if self._is_holding else self._settled(self._kind)), runs
+
+    def flush(self, text: str) -> tuple[list[TokenKind], list[Run]]:
+        """The answer has ended, with ``text`` that belonged to no token yet."""
+        runs = self._read(text)
+        rest = self._held + self._finder.flush()
+        self._held = ""
+        return self._settled(self._kind), [*runs, *_run(self._kind, rest)]
+
+    def _settled(self, kind: TokenKind) -> list[TokenKind]:
+        count, self._num_unsettled = self._num_unsettled, 0
+        return [kind] * count
+
+    @property
+    def _kind(self) -> TokenKind:
+        return TokenKind.THOUGHT if self._stage is _Stage.THOUGHT else TokenKind.ANSWER
+
+    @property
+    def _is_holding(self) -> bool:
+        return self._stage in (_Stage.BEFORE, _Stage.AFTER) or self._finder.is_holding
+
+    def _read(self, text: str) -> list[Run]:
+        match self._stage:
+            case _Stage.BEFORE:
+                return self._read_first(text, self._phrases.opens, TokenKind.OPENS, _Stage.THOUGHT)
+            case _Stage.THOUGHT:
+                return self._read_thought(text)
+            case _Stage.AFTER:
+                opens = (self._phrases.answer_opens,)
+                return self._read_first(text, opens, TokenKind.MARKUP, _Stage.WRAPPED)
+            case _Stage.WRAPPED:
+                return self._read_wrapped(text)
+            case _Stage.ANSWER:
+                return _run(TokenKind.ANSWER, text)
+
+    def _read_first(
+        self, text: str, phrases: tuple[str, ...], kind: TokenKind, following: _Stage
+    ) -> list[Run]:
+        """One of ``phrases`` comes before all but white space, or not at all."""
+        self._held += text
+        begun = self._held.lstrip()
+        found = next((one for one in phrases if begun.startswith(one)), None)
+        if found is None and any(one.startswith(begun) for one in phrases):
+            return []
+        rest, self._held = self._held, ""
+        if found is None:
+            self._stage = _Stage.ANSWER
+            return _run(TokenKind.ANSWER, rest)
+        self._stage = following
+        if following is _Stage.WRAPPED:
+            self._finder = _Finder((self._phrases.answer_closes,))
+        return [(kind, found), *self._read(begun.removeprefix(found))]
+
+    def _read_thought(self, text: str) -> list[Run]:
+        before, found, behind = self._finder.feed(text)
+        runs = _run(TokenKind.THOUGHT, before)
+        if found is None:
+            return runs
+        self._stage = _Stage.AFTER if self._phrases.answer_opens else _Stage.ANSWER
+        return [*runs, (TokenKind.CLOSES, found), *self._read(behind)]
+
+    def _read_wrapped(self, text: str) -> list[Run]:
+        before, found, behind = self._finder.feed(text)
+        runs = _run(TokenKind.ANSWER, before)
+        if found is None:
+            return runs
+        self._stage = _Stage.ANSWER
+        return [*runs, (TokenKind.MARKUP, found), *_run(TokenKind.ANSWER, behind)]
+
+
+def _run(kind: TokenKind, text: str) -> list[Run]:
+    return [(kind, text)] if text else []

@@ -1,0 +1,1 @@
+"""What an answer must be, as a grammar that the engine follows."""

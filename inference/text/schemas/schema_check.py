@@ -1,0 +1,140 @@
+"""Which JSON schemas can be enforced exactly, and where one that cannot goes wrong.
+
+    walk every subschema: only known keywords ─▶ numbers that are exact, values that end
+        ─▶ compile the whole ─▶ on failure, find the keyword
+
+Draft 2020-12 and what older drafts spell differently. llguidance enforces; it ignores keywords that
+it does not know, so those are refused here. What it knows and how: its docs/json_schema.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from inference.text.errors import SchemaError
+from inference.text.grammars.compiling import problem_of
+from inference.text.grammars.parts import (
+    OUR_OPTIONS,
+    TOO_DEEP,
+    grammar_text,
+    json_part,
+    lenient_part,
+)
+from inference.text.schemas.bounds import with_exact_bounds
+from inference.text.schemas.culprit import find_culprit
+from inference.text.schemas.endless import without_endless
+from inference.text.schemas.multiples import without_impossible_multiples
+from inference.text.schemas.numbers import check_numbers
+from inference.text.schemas.places import (
+    ONE_SCHEMA,
+    SCHEMA_LISTS,
+    SCHEMA_MAPS,
+    STRUCTURE,
+    Place,
+    Schema,
+    all_places,
+)
+from inference.text.schemas.rewrites import VACUOUS, original_steps, rewritten
+from inference.text.schemas.types import type_problem
+
+ASSERTIONS = frozenset(
+    {
+        *("$ref", "type", "enum", "const", "required", "minProperties", "maxProperties"),
+        *("minItems", "maxItems", "minLength", "maxLength", "pattern", "format"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    }
+)
+ANNOTATIONS = frozenset(
+    {
+        *("title", "description", "default", "example", "examples", "deprecated", "readOnly"),
+        *("writeOnly", "$schema", "$id", "id", "$anchor", "$comment", "discriminator"),
+    }
+)
+"""They say nothing of which values are valid. Nor do keywords that start with ``x-``, but for
+llguidance's own, which would loosen what is enforced."""
+KNOWN = STRUCTURE | ASSERTIONS | ANNOTATIONS
+MAX_STEPS = 100
+"""From the root to any subschema; llguidance reads no more than 128."""
+WORDINGS = {
+    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with "
+    "anyOf": "oneOf is supported where at most one of its schemas can match a value; use anyOf"
+}
+"""Ours for messages of llguidance that speak of its own options."""
+
+
+def checked_schema(schema: Schema) -> Schema:
+    """``schema`` in the keywords that are enforced. Raises ``SchemaError`` naming the keyword that
+    is invalid or cannot be enforced."""
+    for place in all_places(schema):
+        _check_keywords(place)
+    enforced: Schema = _enforced(schema)
+    problem = problem_of(grammar_text([json_part(enforced)]))
+    if problem is not None:
+        steps = original_steps(schema, find_culprit(enforced, problem))
+        raise SchemaError(steps, WORDINGS.get(problem, problem))
+    return cast(Schema, with_exact_bounds(enforced))
+
+
+def leniently_checked(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same of the schema of an object, of which only the keywords that llguidance knows are
+    enforced."""
+    for place in all_places(schema):
+        _check_depth(place)
+    enforced: dict[str, Any] = _enforced(schema)
+    problem = problem_of(grammar_text([lenient_part(enforced)]))
+    if problem is not None:
+        steps = original_steps(schema, find_culprit(enforced, problem, part=lenient_part))
+        raise SchemaError(steps, problem)
+    return cast(dict[str, Any], with_exact_bounds(enforced))
+
+
+def _enforced(schema: Any) -> Any:
+    enforced = rewritten(schema)
+    try:
+        for place in all_places(enforced):
+            check_numbers(enforced, place)
+        return without_impossible_multiples(without_endless(enforced))
+    except SchemaError as error:
+        raise SchemaError(original_steps(schema, error.steps), str(error)) from None
+
+
+def _check_depth(place: Place) -> None:
+    if len(place.steps) > MAX_STEPS:
+        raise SchemaError(place.steps, TOO_DEEP)
+
+
+def _check_keywords(place: Place) -> None:
+    _check_depth(place)
+    if isinstance(place.schema, bool):
+        return
+    if not isinstance(place.schema, dict):
+        raise SchemaError(place.steps, "a schema is an object or a boolean")
+    for keyword, value in place.schema.items():
+        reason = _refusal(keyword, value, place.schema)
+        if reason is not None:
+            raise SchemaError((*place.steps, keyword), reason)
+
+
+def _refusal(keyword: str, value: Any, schema: dict[str, Any]) -> str | None:
+    if keyword == "nullable" and value is True:
+        return None
+    if keyword in VACUOUS and value in VACUOUS[keyword]:
+        return None
+    if keyword not in KNOWN and (keyword == OUR_OPTIONS or not keyword.startswith("x-")):
+        return f"the keyword {keyword!r} is not supported"
+    if keyword in SCHEMA_MAPS and not isinstance(value, dict):
+        return f"{keyword!r} is an object of schemas"
+    if keyword in SCHEMA_LISTS - ONE_SCHEMA and not (isinstance(value, list) and value):
+        return f"{keyword!r} is a list of schemas, at least one"
+    if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
+        return "only references inside the schema, as in #/$defs/name, are supported"
+    if (problem := type_problem(keyword, value)) is not None:
+        return problem
+    if keyword == "format" and not _takes_strings(schema.get("type")):
+        return f"the format {value!r} is not enforced for values that are no strings"
+    return None
+
+
+def _takes_strings(declared: Any) -> bool:
+    types = declared if isinstance(declared, list) else [declared]
+    return declared is None or "string" in types

@@ -1,0 +1,1 @@
+"""Conversations to prompts, by a model's chat template."""

@@ -1,0 +1,220 @@
+"""Conversations to the prompt text that a model was trained on, through its Jinja chat template.
+
+Owns what a template is told and what is tried when it refuses. The sandbox, its filters and globals
+are transformers' own, so a template sees here what it sees there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from inference.protocol.generation import ChatInput, ChatMessage, ToolDefinition
+from inference.text.errors import NoPlaceForToolsError, TemplateRenderError
+from inference.text.templates.chat_options import THINKING_SWITCHES, rendered_tools, wants_thinking
+from inference.text.templates.template_sources import TemplateSources
+from inference.text.templates.turns import Turn, arrangements, plain_turns
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+RESERVED_TEMPLATE_KWARGS = frozenset(
+    {
+        "conversations",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "return_assistant_tokens_mask",
+        "continue_final_message",
+        "add_generation_prompt",
+    }
+)
+"""What a client's template_kwargs may not be called: the renderer's own arguments."""
+
+TOOLS_INTRODUCTION = (
+    "Answer with a call of a tool, as JSON with its name and its arguments. The tools:\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    text: str
+    refusal: str = ""
+    """Why it is plain ChatML; empty where the model's own template was used."""
+    loses_system_turns: bool = False
+    """The template rewrites or drops system turns."""
+
+
+class ChatTemplate:
+    """Stateless. A template is compiled once per process. Runs without limits of time and output,
+    so it is for the workers of ``inference.sandbox``."""
+
+    def __init__(self, sources: TemplateSources, special_tokens: Mapping[str, str]) -> None:
+        self.sources = sources
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, chat: ChatInput) -> Rendering:
+        """The prompt, as a rule up to where the assistant speaks, special tokens (bos too) written
+        out.
+
+        Tools of which a call is forced stand in a system turn where the template has no place for
+        them. Raises ``TemplateRenderError`` for a chat with tools or images that it cannot express;
+        without them a refusing template is replaced by ChatML. Raises ``MemoryError`` where there
+        is too little memory.
+        """
+        _check_kwargs(chat.template_kwargs)
+        if self.sources.for_tools is None and chat.tool_choice.mode == "required":
+            chat = _with_described_tools(chat)
+        source = self._source(chat)
+        if source is None:
+            if _has_images(chat):
+                raise TemplateRenderError("this model has no chat template, which images need")
+            return Rendering(self._render_chatml(chat), refusal="the model has no chat template")
+        try:
+            rendering = self._render_arranged(source, chat)
+        except MemoryError:
+            raise
+        except Exception as error:  # templates are foreign code and may raise anything
+            if _is_about_tools(chat) or _has_images(chat):
+                raise TemplateRenderError(f"the model's chat template failed: {error}") from error
+            return Rendering(
+                self._render_chatml(chat), refusal=f"the model's chat template failed: {error}"
+            )
+        if self.sources.for_tools is None:
+            _check_results_are_kept(rendering.text, chat.messages)
+        return rendering
+
+    def _source(self, chat: ChatInput) -> str | None:
+        if not _is_about_tools(chat):
+            return self.sources.default
+        source = self.sources.for_tools
+        if source is None and rendered_tools(chat):
+            raise NoPlaceForToolsError
+        source = source or self.sources.default
+        has_calls = any(message.tool_calls for message in chat.messages)
+        if source is None or (has_calls and "tool_calls" not in source):
+            raise TemplateRenderError("this model's chat template has no place for tool calls")
+        return source
+
+    def _render_arranged(self, source: str, chat: ChatInput) -> Rendering:
+        """Tries arrangements of the turns until one renders and loses no system turn."""
+        refusal: Exception | None = None
+        first_rendered: str | None = None
+        for turns in arrangements(chat.messages):
+            try:
+                rendered = self._render_source(source, turns, chat)
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - raised again below if nothing renders
+                refusal = refusal or error
+                continue
+            if _keeps_system_texts(rendered, chat.messages):
+                return Rendering(rendered)
+            first_rendered = first_rendered or rendered
+        if first_rendered is not None:
+            return Rendering(first_rendered, loses_system_turns=True)
+        assert refusal is not None
+        raise refusal
+
+    def _render_chatml(self, chat: ChatInput) -> str:
+        return self._render_source(CHATML, plain_turns(chat.messages), chat)
+
+    def _render_source(self, source: str, turns: list[Turn], chat: ChatInput) -> str:
+        rendered: Any = render_jinja_template(
+            conversations=[turns],
+            tools=[_tool(tool) for tool in rendered_tools(chat)] or None,
+            chat_template=source,
+            add_generation_prompt=chat.adds_generation_prompt,
+            **{**self._special_tokens, **_template_kwargs(chat)},
+        )
+        prompts, _ = rendered
+        return str(prompts[0])
+
+
+def _with_described_tools(chat: ChatInput) -> ChatInput:
+    """The tools in a system turn of their own, for a template without a place for them. A grammar
+    holds the answer to a call, so that the model need not know how one is written."""
+    callable_ = [tool for tool in chat.tools if chat.tool_choice.name in (None, tool.name)]
+    told = "\n".join(json.dumps(_tool(tool)["function"]) for tool in callable_)
+    num_first = next(
+        (index for index, one in enumerate(chat.messages) if one.role != "system"),
+        len(chat.messages),
+    )
+    described = ChatMessage(role="system", content=TOOLS_INTRODUCTION + told)
+    messages = [*chat.messages[:num_first], described, *chat.messages[num_first:]]
+    return msgspec.structs.replace(chat, tools=[], messages=messages)
+
+
+def _template_kwargs(chat: ChatInput) -> dict[str, Any]:
+    kwargs: dict[str, Any] = {}
+    thinking = wants_thinking(chat)
+    if thinking is not None:
+        kwargs |= dict.fromkeys(THINKING_SWITCHES, thinking)
+    if chat.reasoning_effort is not None:
+        kwargs["reasoning_effort"] = chat.reasoning_effort
+    return kwargs | chat.template_kwargs
+
+
+def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
+    if clash := sorted(RESERVED_TEMPLATE_KWARGS & kwargs.keys()):
+        raise TemplateRenderError(f"template_kwargs may not set {', '.join(clash)}")
+
+
+def _is_about_tools(chat: ChatInput) -> bool:
+    in_history = any(message.tool_calls or message.role == "tool" for message in chat.messages)
+    return in_history or bool(rendered_tools(chat))
+
+
+def _has_images(chat: ChatInput) -> bool:
+    return any(message.images for message in chat.messages)
+
+
+def _tool(tool: ToolDefinition) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def _check_results_are_kept(rendered: str, messages: list[ChatMessage]) -> None:
+    """Checks that no tool result was dropped by a template that says nothing of tools: it may leave
+    out turns of a role that it does not know. Raises ``TemplateRenderError``."""
+    position = 0
+    for message in messages:
+        if message.role != "tool":
+            continue
+        for text in _texts(message):
+            found = rendered.find(text, position)
+            if found < 0:
+                raise TemplateRenderError("this model's chat template drops what a tool returned")
+            position = found + len(text)
+
+
+def _texts(message: ChatMessage) -> list[str]:
+    """Images stand between them."""
+    parts = message.parts if message.images else [message.content or ""]
+    return [part.strip() for part in parts if isinstance(part, str)]
+
+
+def _keeps_system_texts(rendered: str, messages: list[ChatMessage]) -> bool:
+    """Each is looked for after the one before it, so that all are found in one pass."""
+    position = 0
+    for message in messages:
+        if message.role != "system":
+            continue
+        text = (message.content or "").strip()
+        found = rendered.find(text, position)
+        if found < 0:
+            return False
+        position = found + len(text)
+    return True

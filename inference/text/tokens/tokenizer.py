@@ -1,0 +1,178 @@
+"""Text to token ids and back to bytes, from the files that a load left in a tokenizer directory.
+
+Owns which special tokens surround a prompt. Knows nothing of chats, requests or torch.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from inference.text.errors import TokenizerFilesError, TooManyTokensError
+from inference.text.tokens.token_bounds import most_bytes_per_token, num_bytes
+from inference.text.tokens.token_bytes import LeadingSpace, token_bytes
+
+NAMED_SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+class Tokenizer:
+    """Immutable after construction; any thread may use it."""
+
+    def __init__(self, definition: str, config: dict[str, Any]) -> None:
+        """``definition`` is the text of tokenizer.json, ``config`` tokenizer_config.json.
+        Raises ``TokenizerFilesError``."""
+        try:
+            self._backend = tokenizers.Tokenizer.from_str(definition)
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+            raise TokenizerFilesError(f"tokenizer.json cannot be read: {error}") from None
+        # Limits belong to the request, never to the tokenizer: nothing is cut here.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.special_tokens = _special_tokens(config)
+        """Text of bos_token, eos_token …: what chat templates refer to."""
+        parsed = json.loads(definition)
+        table = token_bytes(parsed.get("decoder"), self._backend.get_vocab(with_added_tokens=True))
+        self._bytes_by_id = table.by_id
+        self.most_bytes_per_token = most_bytes_per_token(parsed, table.by_id)
+        """No token of a text stands for more of its bytes. ``None``: no such number is known."""
+        self.leading_space: LeadingSpace = table.leading_space
+        self.special_token_ids = frozenset(
+            token_id
+            for token_id, token in self._backend.get_added_tokens_decoder().items()
+            if token.special
+        )
+        self._prefix_ids, self._suffix_ids = self._surrounding_ids(config)
+
+    @classmethod
+    def load(cls, directory: Path) -> Tokenizer:
+        """Reads tokenizer.json and, where it is there, tokenizer_config.json (and the
+        special_tokens_map.json of older models). Raises ``TokenizerFilesError``."""
+        definition = directory / "tokenizer.json"
+        if not definition.is_file():
+            raise TokenizerFilesError(f"{definition} is missing")
+        special_tokens = read_json_object(directory / "special_tokens_map.json")
+        config = read_json_object(directory / "tokenizer_config.json")
+        return cls(definition.read_text(encoding="utf-8"), special_tokens | config)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._bytes_by_id)
+
+    def least_tokens(self, text: str) -> int:
+        """``text`` has at least so many tokens, as far as its size tells."""
+        if self.most_bytes_per_token is None:
+            return 0
+        return -(-num_bytes(text) // self.most_bytes_per_token)
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
+    ) -> list[int]:
+        """Special tokens written in ``text`` become their ids. ``add_special_tokens`` puts the
+        model's bos before it (and eos after it, for the few models that say so). Raises
+        ``TooManyTokensError`` for more than ``max_tokens``."""
+        # The batch call, because it lets other threads run while it works; encode() does not, and
+        # a megabyte takes it a second.
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        num_tokens = len(encoded)
+        if add_special_tokens:
+            num_tokens += len(self._prefix_ids) + len(self._suffix_ids)
+        # Known before the ids are made into Python's numbers, for which all other threads wait.
+        if max_tokens is not None and num_tokens > max_tokens:
+            raise TooManyTokensError(num_tokens)
+        token_ids: list[int] = encoded.ids
+        if add_special_tokens:
+            return [*self._prefix_ids, *token_ids, *self._suffix_ids]
+        return token_ids
+
+    def encode_start(self, text: str, max_tokens: int) -> list[int]:
+        """As many of the text's first tokens as fit among the special ones around it."""
+        room = max(0, max_tokens - len(self._prefix_ids) - len(self._suffix_ids))
+        if self.most_bytes_per_token is not None:
+            text = text[: (room + 1) * self.most_bytes_per_token]
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        return [*self._prefix_ids, *encoded.ids[:room], *self._suffix_ids]
+
+    def encode_pair(self, pair: tuple[str, str], *, max_tokens: int) -> list[int]:
+        """Two texts as one input, with the special tokens that tokenizer.json puts around and
+        between them. Raises ``TooManyTokensError``."""
+        (encoded,) = self._backend.encode_batch_fast([pair], add_special_tokens=True)
+        if len(encoded) > max_tokens:
+            raise TooManyTokensError(len(encoded))
+        token_ids: list[int] = encoded.ids
+        return token_ids
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """``text`` up to the end of its token number ``max_tokens``."""
+        encoded = self._backend.encode(text, add_special_tokens=False)
+        if len(encoded) <= max_tokens:
+            return text
+        return text[: encoded.offsets[max_tokens - 1][1]]
+
+    def single_token_id(self, text: str) -> int | None:
+        """The id of the token that all of ``text`` becomes; ``None`` when it takes several."""
+        token_ids = self.encode(text, add_special_tokens=False)
+        is_exact = len(token_ids) == 1 and self._backend.id_to_token(token_ids[0]) == text
+        return token_ids[0] if is_exact else None
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """May be part of a character. Empty for ids past the vocabulary (padding rows)."""
+        return self._bytes_by_id[token_id] if token_id < len(self._bytes_by_id) else b""
+
+    def _surrounding_ids(self, config: dict[str, Any]) -> tuple[list[int], list[int]]:
+        """What tokenizer.json puts around a text; add_bos_token and add_eos_token overrule it."""
+        prefix, suffix = self._post_processor_ids()
+        for side, flag, name in (
+            (prefix, "add_bos_token", "bos_token"),
+            (suffix, "add_eos_token", "eos_token"),
+        ):
+            if flag in config and config[flag] is not None:
+                side[:] = [self._special_id(name)] if config[flag] else []
+        return prefix, suffix
+
+    def _post_processor_ids(self) -> tuple[list[int], list[int]]:
+        plain = self._backend.encode("a", add_special_tokens=False).ids
+        surrounded = self._backend.encode("a", add_special_tokens=True).ids
+        for start in range(len(surrounded) - len(plain) + 1):
+            if surrounded[start : start + len(plain)] == plain:
+                return surrounded[:start], surrounded[start + len(plain) :]
+        raise TokenizerFilesError("tokenizer.json has a post-processor that rewrites the text")
+
+    def _special_id(self, name: str) -> int:
+        text = self.special_tokens.get(name)
+        token_id = None if text is None else self._backend.token_to_id(text)
+        if token_id is None:
+            raise TokenizerFilesError(f"tokenizer_config.json adds a {name} and names none")
+        return int(token_id)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """An absent file is an empty object. Raises ``TokenizerFilesError`` for a broken one."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerFilesError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise TokenizerFilesError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    texts = {}
+    for name in NAMED_SPECIAL_TOKENS:
+        match config.get(name):
+            case str(text) | {"content": str(text)}:
+                texts[name] = text
+    return texts

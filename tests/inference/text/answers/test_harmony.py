@@ -1,0 +1,180 @@
+"""gpt-oss' channels: thinking, what is said and calls, token by token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tokenizers
+from llguidance import LLMatcher, LLTokenizer
+
+from inference.engine.sampling.thinking import ThinkingBudget
+from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.protocol.sampling import ThinkingLimit
+from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart, merged
+from inference.text.answers.parts import CallArguments, CallStarted, TextPart
+from inference.text.answers.reasoning import ReasoningMarkers, find_markers, opens_block
+from inference.text.grammars.answer_grammar import Thinking, answer_grammar
+from inference.text.grammars.parts import calls_part, json_part
+from inference.text.tokens.token_kinds import TokenKind
+from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tool_calls.harmony import HarmonyFormat
+
+TEMPLATE = "{{ '<|start|>assistant<|channel|>analysis<|message|>' }}{{ tools }}"
+SPECIAL = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|constrain|>"]
+THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
+OPENS = "<|channel|>analysis<|message|>"
+TOOL = ToolDefinition(name="f", path="tools.0", parameters={"properties": {"a": {}}})
+SEEN = ThoughtPart("Let me see.", OPENS, "<|end|>")
+CALLED = [CallStarted("f"), CallArguments('{"a":1}')]
+
+
+@pytest.fixture(scope="module")
+def definition(byte_level_dir: Path) -> str:
+    backend = tokenizers.Tokenizer.from_file(str(byte_level_dir / "tokenizer.json"))
+    backend.add_special_tokens(SPECIAL)
+    backend.add_tokens(["analysis"])
+    return backend.to_str()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(definition: str) -> Tokenizer:
+    return Tokenizer(definition, {})
+
+
+@pytest.fixture(scope="module")
+def markers(tokenizer: Tokenizer) -> ReasoningMarkers:
+    found = find_markers(tokenizer, TEMPLATE)
+    assert found is not None
+    return found
+
+
+def _run(
+    tokenizer: Tokenizer, markers: ReasoningMarkers, text: str, *, calls: bool = True, **more: bool
+) -> list[Piece]:
+    choice = ChoiceText(
+        tokenizer,
+        markers=markers,
+        tool_calls=HarmonyFormat().parser([TOOL]) if calls else None,
+        **more,
+    )
+    pieces: list[Piece] = []
+    for token_id in tokenizer.encode(text, add_special_tokens=False):
+        pieces += choice.feed(token_id)[1]
+    return merged([*pieces, *choice.flush()[1]])
+
+
+def test_only_templates_that_speak_so_have_channels(tokenizer: Tokenizer) -> None:
+    assert find_markers(tokenizer, "{{ messages }}") is None
+    assert find_markers(tokenizer, None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        (f"{THOUGHT}{FINAL}Yes.", [SEEN, TextPart("Yes.")]),
+        (f"{FINAL}Yes.", [TextPart("Yes.")]),
+        (f"{THOUGHT}{CALL}", [SEEN, *CALLED]),
+        (f"{CALL}<|call|>", CALLED),
+        (' to=functions.f<|channel|>commentary json<|message|>{"a": 1}', CALLED),
+        (f"{THOUGHT}{CALL.replace('functions.', '')}", [SEEN, *CALLED]),
+        (
+            f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{CALL}",
+            [TextPart("I look."), *CALLED],
+        ),
+        (
+            f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{FINAL}Yes.",
+            [TextPart("I look.\n\nYes.")],
+        ),
+        (f"{THOUGHT}{THOUGHT}{FINAL}Yes.", [SEEN, SEEN, TextPart("Yes.")]),
+        ("<|channel|>analysis<|message|>Let", [ThoughtPart("Let", OPENS, None, "<|end|>")]),
+        (f"{THOUGHT}<|channel|>fin", [SEEN]),
+        ("Yes.", [TextPart("Yes.")]),
+        ("to be or not", [TextPart("to be or not")]),
+    ],
+)
+def test_an_answer_is_taken_apart(
+    tokenizer: Tokenizer, markers: ReasoningMarkers, text: str, pieces: list[Piece]
+) -> None:
+    assert _run(tokenizer, markers, text) == pieces
+
+
+def test_a_call_that_nobody_offered_is_its_text(
+    tokenizer: Tokenizer, markers: ReasoningMarkers
+) -> None:
+    assert _run(tokenizer, markers, CALL, calls=False) == [TextPart('{"a": 1}')]
+
+
+def test_an_answer_that_the_prompt_has_begun(
+    tokenizer: Tokenizer, markers: ReasoningMarkers
+) -> None:
+    assert _run(tokenizer, markers, " more", continues_text=True) == [TextPart(" more")]
+
+
+def test_headers_and_thoughts_are_no_answer(
+    tokenizer: Tokenizer, markers: ReasoningMarkers
+) -> None:
+    choice = ChoiceText(tokenizer, markers=markers)
+    token_ids = tokenizer.encode(f"{THOUGHT}{FINAL}Yes", add_special_tokens=False)
+    kinds = [kind for token_id in token_ids for kind in choice.feed(token_id)[0]]
+    num_answer = len(tokenizer.encode("Yes", add_special_tokens=False))
+    assert kinds[-num_answer:] == [TokenKind.ANSWER] * num_answer
+    assert TokenKind.ANSWER not in kinds[:-num_answer]
+    assert choice.num_thought_tokens == kinds.count(TokenKind.THOUGHT) > 0
+
+
+def test_a_prompt_opens_no_block(tokenizer: Tokenizer, markers: ReasoningMarkers) -> None:
+    token_ids = tokenizer.encode("<|start|>assistant", add_special_tokens=False)
+    assert not opens_block(token_ids, markers, tokenizer)
+
+
+def test_a_budget_counts_the_thoughts_alone(
+    tokenizer: Tokenizer, markers: ReasoningMarkers
+) -> None:
+    budget = ThinkingBudget(
+        ThinkingLimit(
+            max_tokens=4,
+            end_token_id=markers.end_token_id,
+            start_token_id=markers.start_token_id,
+            follows_token_id=markers.follows_token_id,
+        )
+    )
+    text = f"{FINAL}one analysis of many words, none of them a thought"
+    for token_id in tokenizer.encode(text, add_special_tokens=False):
+        budget.advance(token_id)
+        assert budget.forced_token is None
+    for token_id in tokenizer.encode(f"{OPENS}one two three", add_special_tokens=False):
+        budget.advance(token_id)
+    assert budget.forced_token == markers.end_token_id
+
+
+def test_grammars_hold_the_message_and_its_channel(
+    definition: str, tokenizer: Tokenizer, markers: ReasoningMarkers
+) -> None:
+    lark = HarmonyFormat().grammar(
+        [TOOL], ToolChoice(mode="required"), parallel=True, tokenizer=tokenizer
+    )
+    assert lark is not None
+    theirs = LLTokenizer(definition, n_vocab=tokenizer.vocab_size, eos_token=[2])
+    grammar = answer_grammar(
+        [calls_part(lark), json_part({"type": "integer"})],
+        thinking=Thinking.POSSIBLE,
+        markers=markers,
+        end_token_ids=[2],
+        num_calls=1,
+    )
+
+    def accepts(text: str) -> bool:
+        matcher = LLMatcher(theirs, grammar.text, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    for before in ("", THOUGHT):
+        assert accepts(before + CALL)
+        assert accepts(f"{before}{FINAL}7")
+        assert not accepts(f"{before}{FINAL}seven")
+        assert not accepts(f"{before}7")
+    assert not accepts(THOUGHT)

@@ -1,0 +1,117 @@
+"""Markers that are one token each, blocks that a prompt opens, and where a block may open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from inference.text.answers.reasoning import (
+    MARKER_PAIRS,
+    ReasoningMarkers,
+    ThinkingSplitter,
+    find_markers,
+    opens_block,
+)
+from inference.text.tokens.token_kinds import TokenKind
+from inference.text.tokens.tokenizer import Tokenizer
+
+
+def _with_tokens(directory: Path, *, special: bool, tokens: list[str]) -> Tokenizer:
+    backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    add = backend.add_special_tokens if special else backend.add_tokens
+    add(tokens)
+    return Tokenizer(backend.to_str(), {})
+
+
+@pytest.mark.parametrize("pair", MARKER_PAIRS)
+@pytest.mark.parametrize("special", [True, False])
+def test_every_known_pair_is_found(
+    byte_level_dir: Path, pair: tuple[str, str], special: bool
+) -> None:
+    found = find_markers(_with_tokens(byte_level_dir, special=special, tokens=list(pair)), None)
+    assert found is not None
+    assert (found.opens, found.closes) == pair
+    assert found.start_token_id != found.end_token_id
+
+
+def test_both_sides_must_be_one_token(byte_level_dir: Path, sentencepiece_dir: Path) -> None:
+    assert find_markers(Tokenizer.load(byte_level_dir), "<think></think>") is None
+    assert find_markers(Tokenizer.load(sentencepiece_dir), "<think></think>") is None
+    half = _with_tokens(byte_level_dir, special=True, tokens=["<think>"])
+    assert find_markers(half, None) is None
+
+
+def test_the_pair_that_the_template_names_comes_first(byte_level_dir: Path) -> None:
+    tokens = ["<think>", "</think>", "[THINK]", "[/THINK]"]
+    tokenizer = _with_tokens(byte_level_dir, special=True, tokens=tokens)
+    found = find_markers(tokenizer, "{{ '[THINK]' }}{{ '[/THINK]' }}")
+    assert found is not None
+    assert found.opens == "[THINK]"
+    first = find_markers(tokenizer, "no markers")
+    assert first is not None
+    assert first.opens == "<think>"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_open"),
+    [
+        ("Hi<think>", True),
+        ("Hi<think>\n", True),
+        ("Hi<think>\n\n", True),
+        ("Hi<think>\n\n</think>\n\n", False),
+        ("Hi<think>so", False),
+        ("Hi", False),
+        ("", False),
+    ],
+)
+def test_a_prompt_opens_the_block(
+    tokenizer: Tokenizer, markers: ReasoningMarkers, prompt: str, is_open: bool
+) -> None:
+    token_ids = tokenizer.encode(prompt, add_special_tokens=False)
+    assert opens_block(token_ids, markers, tokenizer) is is_open
+    assert not opens_block(token_ids, None, tokenizer)
+
+
+def _kinds(tokenizer: Tokenizer, splitter: ThinkingSplitter, text: str) -> str:
+    letters = {
+        TokenKind.OPENS: "(",
+        TokenKind.THOUGHT: "t",
+        TokenKind.CLOSES: ")",
+        TokenKind.ANSWER: "a",
+    }
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    kinds = "".join(letters[splitter.feed(token_id)] for token_id in ids)
+    return "".join(
+        letter for position, letter in enumerate(kinds) if kinds[position - 1 : position] != letter
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("<think>so</think>yes", "(t)a"),
+        ("\n<think>so</think>\nyes", "a(t)a"),
+        ("<think></think><think>more</think>yes", "()(t)a"),
+        ("yes, <think>is a marker</think>", "a"),
+        ("yes</think>", "a"),
+        ("<think>a<think>b</think>yes", "(t)a"),
+        ("<think>for ever", "(t"),
+        ("plain", "a"),
+    ],
+)
+def test_where_tokens_belong(
+    tokenizer: Tokenizer, markers: ReasoningMarkers, text: str, kinds: str
+) -> None:
+    assert _kinds(tokenizer, ThinkingSplitter(tokenizer, markers), text) == kinds
+
+
+def test_a_block_that_the_prompt_opened(tokenizer: Tokenizer, markers: ReasoningMarkers) -> None:
+    splitter = ThinkingSplitter(tokenizer, markers, is_open=True)
+    assert _kinds(tokenizer, splitter, "so</think>yes") == "t)a"
+
+
+def test_without_markers_everything_is_answer(tokenizer: Tokenizer) -> None:
+    splitter = ThinkingSplitter(tokenizer, None)
+    assert _kinds(tokenizer, splitter, "<think>so</think>yes") == "a"

@@ -1,0 +1,189 @@
+"""Grammars as llguidance follows them over a real tokenizer: what each allows, and after which
+thinking."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from inference.protocol.generation import OutputFormat, ToolChoice, ToolDefinition
+from inference.protocol.sampling import Grammar
+from inference.text.answers.bare_calls import bare_call_part
+from inference.text.answers.reasoning import ReasoningMarkers
+from inference.text.errors import GrammarTextError
+from inference.text.grammars.answer_grammar import Thinking, answer_grammar
+from inference.text.grammars.compiling import problem_of
+from inference.text.grammars.parts import calls_part, json_part
+from inference.text.grammars.text_formats import text_part
+from inference.text.tokens.tokenizer import Tokenizer
+from tests.inference.text.marked_calls import MarkedCalls
+
+END = 2
+TOOLS = [ToolDefinition(name="f", path="t"), ToolDefinition(name="g", path="t")]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+ROME = '{"city": "Rome"}'
+CALL = '<call>f {"a": 1}</call>'
+
+Accepts = Callable[[Grammar, str], bool]
+
+
+@pytest.fixture(scope="module")
+def accepts(thinking_dir: Path, tokenizer: Tokenizer) -> Accepts:
+    """Whether the engine would let the text be written, and end there."""
+    definition = (thinking_dir / "tokenizer.json").read_text()
+    theirs = LLTokenizer(definition, n_vocab=tokenizer.vocab_size, eos_token=[END])
+
+    def check(grammar: Grammar, text: str) -> bool:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if grammar.starts_after_token_id is not None:
+            if grammar.starts_after_token_id not in ids:
+                return False
+            ids = ids[ids.index(grammar.starts_after_token_id) + 1 :]
+        matcher = LLMatcher(theirs, grammar.text, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    return check
+
+
+def _calls(tokenizer: Tokenizer, *, parallel: bool = True) -> dict[str, Any]:
+    choice = ToolChoice(mode="required")
+    lark = MarkedCalls().grammar(TOOLS, choice, parallel=parallel, tokenizer=tokenizer)
+    assert lark is not None
+    return calls_part(lark)
+
+
+def test_any_json_object(accepts: Accepts) -> None:
+    grammar = answer_grammar([json_part(None)])
+    for text in ("{}", '{"a": [1, {"b": null}]}', '{\n  "a": 1\n}', '{"a":"🙂"}'):
+        assert accepts(grammar, text), text
+    for text in ("", "[1]", '"a"', "{", '{"a": 1} so', '{\n\n\n"a": 1}', "yes"):
+        assert not accepts(grammar, text), text
+
+
+def test_what_a_schema_allows(accepts: Accepts) -> None:
+    grammar = answer_grammar([json_part(SCHEMA)])
+    assert accepts(grammar, ROME)
+    for text in ('{"city": 1}', '{"city": "Rome", "b": 1}', "{}"):
+        assert not accepts(grammar, text), text
+    assert accepts(answer_grammar([json_part(True)]), "[1]")
+
+
+@pytest.mark.parametrize(
+    ("demand", "allowed", "not_allowed"),
+    [
+        ({"regex": r"[a-z]+/\d\n"}, "ab/1\n", "ab/1"),
+        ({"choices": ["yes", 'no "way"', "yes"]}, 'no "way"', "yes no"),
+        ({"grammar": 'start: "a" | "b" "c"'}, "bc", "b"),
+        ({"grammar": 'root ::= "a" [0-9]+'}, "a12", "a"),
+    ],
+)
+def test_texts_that_are_not_json(
+    accepts: Accepts, demand: dict[str, Any], allowed: str, not_allowed: str
+) -> None:
+    part = text_part(OutputFormat(path="p", **demand))
+    for grammar in (answer_grammar([part]), answer_grammar([part, part])):
+        assert accepts(grammar, allowed)
+        assert not accepts(grammar, not_allowed)
+
+
+def test_a_grammar_that_cannot_be_read() -> None:
+    with pytest.raises(GrammarTextError, match="cannot be read"):
+        text_part(OutputFormat(path="p", grammar="root ::= " + "(" * 5000))
+
+
+def test_a_schema_that_refers_to_itself(accepts: Accepts) -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
+    grammar = answer_grammar([json_part(node)])
+    assert accepts(grammar, '{"next": {"next": {}}}')
+    assert not accepts(grammar, '{"next": {"other": {}}}')
+
+
+def test_a_call_or_the_json(accepts: Accepts, tokenizer: Tokenizer) -> None:
+    grammar = answer_grammar([_calls(tokenizer), json_part(SCHEMA)])
+    assert accepts(grammar, ROME)
+    assert accepts(grammar, CALL)
+    assert accepts(grammar, CALL + CALL)
+    for text in ("yes", CALL + ROME, ROME + CALL, "<call>h {}</call>"):
+        assert not accepts(grammar, text), text
+
+
+def test_a_bare_call_or_the_json(accepts: Accepts) -> None:
+    point = {"type": "object", "properties": {"id": {"$ref": "#/$defs/n"}}, "required": ["id"]}
+    point |= {"$id": "point", "$defs": {"n": {"type": "integer"}}}
+    strict = ToolDefinition(name="f", path="t", parameters=point, strict=True)
+    calls = [bare_call_part(tool, "parameters") for tool in (strict, TOOLS[1])]
+    grammar = answer_grammar([*calls, json_part(SCHEMA)])
+    assert accepts(grammar, ROME)
+    assert accepts(grammar, '{"name": "f", "parameters": {"id": 1}}')
+    assert accepts(grammar, '{"name": "g", "parameters": {"any": []}}')
+    for text in ('{"name": "f", "parameters": {"id": "1"}}', '{"name": "h", "parameters": {}}'):
+        assert not accepts(grammar, text), text
+
+
+@pytest.mark.parametrize("with_calls", [False, True])
+def test_a_block_that_the_model_may_open(
+    accepts: Accepts, tokenizer: Tokenizer, markers: ReasoningMarkers, with_calls: bool
+) -> None:
+    parts = [*([_calls(tokenizer)] if with_calls else []), json_part(SCHEMA)]
+    grammar = answer_grammar(
+        parts, thinking=Thinking.POSSIBLE, markers=markers, end_token_ids=[END]
+    )
+    assert grammar.starts_after_token_id is None
+    for text in (ROME, f"<think>🙂 {{so}} <call></think>{ROME}", f"<think></think>\n\n{ROME}"):
+        assert accepts(grammar, text), text
+    assert accepts(grammar, f"<think>so</think>\n{CALL}") is with_calls
+    for text in ("yes", f"yes{ROME}", "<think>so", "<think>so</think>yes", f"so</think>{ROME}"):
+        assert not accepts(grammar, text), text
+    assert not accepts(grammar, f"<think>so<|im_end|></think>{ROME}"), "it may not end in there"
+
+
+def test_a_block_may_be_closed_in_the_middle_of_a_character(
+    thinking_dir: Path, tokenizer: Tokenizer, markers: ReasoningMarkers
+) -> None:
+    """A thinking limit closes it wherever it is."""
+    definition = (thinking_dir / "tokenizer.json").read_text()
+    theirs = LLTokenizer(definition, n_vocab=tokenizer.vocab_size, eos_token=[END])
+    grammar = answer_grammar([json_part(None)], thinking=Thinking.POSSIBLE, markers=markers)
+    ids = [markers.start_token_id, *tokenizer.encode("🙂", add_special_tokens=False)[:1]]
+    matcher = LLMatcher(theirs, grammar.text)
+    assert matcher.try_consume_tokens([*ids, markers.end_token_id]) == 3
+
+
+def test_a_block_that_the_prompt_opened(
+    accepts: Accepts, tokenizer: Tokenizer, markers: ReasoningMarkers
+) -> None:
+    grammar = answer_grammar([json_part(SCHEMA)], thinking=Thinking.OPENED, markers=markers)
+    assert grammar.starts_after_token_id == markers.end_token_id
+    for text in (f"so</think>{ROME}", f"so</think>\n\n{ROME}", f"</think>{ROME}"):
+        assert accepts(grammar, text), text
+    assert not accepts(grammar, "so</think>yes")
+
+
+def test_every_grammar_can_be_checked_without_the_tokenizer(
+    tokenizer: Tokenizer, markers: ReasoningMarkers
+) -> None:
+    parts = [_calls(tokenizer), json_part(SCHEMA)]
+    for thinking in Thinking:
+        grammar = answer_grammar(parts, thinking=thinking, markers=markers, end_token_ids=[END])
+        assert problem_of(grammar.text) is None
+    assert problem_of('{"grammars": [{"lark_grammar": "start: ("}]}') is not None
+
+
+def test_no_text_of_a_client_is_kept() -> None:
+    """What is known of a grammar is found by its digest."""
+    grammar = json.dumps({"grammars": [{"lark_grammar": 'start: "kept nowhere"'}]})
+    references = sys.getrefcount(grammar)
+    assert problem_of(grammar) is None
+    assert sys.getrefcount(grammar) == references

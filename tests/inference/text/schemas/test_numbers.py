@@ -1,0 +1,204 @@
+"""Numbers that a grammar allows are those that its schema allows, compared as decimals; a number
+that cannot be enforced exactly is refused at its place."""
+
+from __future__ import annotations
+
+from decimal import Context, Decimal
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from inference.text.errors import SchemaError
+from inference.text.schemas.schema_check import checked_schema
+from tests.inference.text.schema_walks import answers
+
+EXACTLY = Context(prec=700)
+PREFERRED = ("", ".eE-0", "0123456789", "eE+0123456789")
+COMPARISONS = {
+    "minimum": lambda value, bound: value >= bound,
+    "maximum": lambda value, bound: value <= bound,
+    "exclusiveMinimum": lambda value, bound: value > bound,
+    "exclusiveMaximum": lambda value, bound: value < bound,
+    "multipleOf": lambda value, bound: EXACTLY.remainder(value, bound) == 0,
+    "const": lambda value, constant: value == constant,
+}
+
+
+def _decimal(number: int | float) -> Decimal:
+    return Decimal(repr(number))
+
+
+def _matches(schema: dict[str, Any], value: Decimal) -> bool:
+    types = schema.get("type", "number")
+    if types == "integer" and value != value.to_integral_value(context=EXACTLY):
+        return False
+    return (
+        all(
+            COMPARISONS[keyword](value, _decimal(bound))
+            for keyword, bound in schema.items()
+            if keyword in COMPARISONS
+        )
+        and ("enum" not in schema or value in map(_decimal, schema["enum"]))
+        and all(_matches(option, value) for option in schema.get("allOf", ()))
+        and ("anyOf" not in schema or any(_matches(option, value) for option in schema["anyOf"]))
+    )
+
+
+def _check(schema: dict[str, Any], *, seed: int = 1, num_walks: int = 15) -> None:
+    enforced = checked_schema(schema)
+    for preferred in PREFERRED:
+        for answer in answers(enforced, seed=seed, num_walks=num_walks, preferred=preferred):
+            if answer[0] not in "-0123456789":
+                continue  # not a number: the schema's bounds do not concern it
+            exponent = answer.lower().partition("e")[2]
+            assert len(exponent) <= 3 or not schema.keys() & COMPARISONS.keys(), answer
+            if len(exponent) <= 3:
+                assert _matches(schema, Decimal(answer)), answer
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "minimum": 0, "maximum": 1},
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
+        {"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 1.062},
+        {"type": "number", "minimum": -0.99, "exclusiveMaximum": 0.0},
+        {"type": "number", "allOf": [{"exclusiveMinimum": -0.0}, {"maximum": 0.1}]},
+        {"type": "number", "minimum": -5.5, "exclusiveMaximum": -5},
+        {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
+        {"type": "integer", "minimum": -(2**53) + 1, "maximum": 2**53 - 1},
+        {"type": ["integer", "number"], "maximum": -11},
+        {"type": ["integer", "number"], "enum": [-57000000000000.0, 0.5, 10, 0]},
+        {"type": "number", "multipleOf": 0.01, "minimum": -3.14, "maximum": 1e6},
+        {"type": "number", "multipleOf": 1000, "minimum": -8765432109876543},
+        {"type": "integer", "multipleOf": 7, "exclusiveMaximum": 0},
+        {"const": -0.0},
+    ],
+)
+def test_answers_are_within_the_bounds(schema: dict[str, Any]) -> None:
+    _check(schema, num_walks=40)
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"type": "integer", "minimum": 1e20, "maximum": 1e21}, "S.minimum"),
+        ({"type": "number", "minimum": 10**20}, "S.minimum"),
+        ({"type": "integer", "maximum": 1e20}, "S.maximum"),
+        ({"type": "integer", "minimum": -(2**63)}, "S.minimum"),
+        ({"type": "number", "maximum": 2**63 - 1}, "S.maximum"),
+        ({"properties": {"x": {"type": "integer", "const": 1e20}}}, "S.properties.x.const"),
+        ({"const": -(2**63)}, "S.const"),
+        ({"const": {"a": [-(2**63) + 1]}}, "S.const.a[0]"),
+        ({"enum": [1, 100000000000000001]}, "S.enum[1]"),
+        ({"enum": [13.644796474277825]}, "S.enum[0]"),
+        ({"minimum": float("inf")}, "S.minimum"),
+        ({"multipleOf": 1000003}, "S.multipleOf"),
+        ({"multipleOf": 9990, "minimum": 1}, "S.multipleOf"),
+        ({"type": "number", "multipleOf": 1.2e-8}, "S.multipleOf"),
+        ({"items": {"allOf": [{"multipleOf": 101}, {"multipleOf": 97}]}}, "S.items"),
+        ({"multipleOf": 7, "enum": [3, 14]}, "S"),
+        ({"nullable": True, "allOf": [{"minimum": 1e30}]}, "S.allOf[0].minimum"),
+    ],
+)
+def test_numbers_that_are_not_exact_are_refused(schema: dict[str, Any], path: str) -> None:
+    with pytest.raises(SchemaError) as refused:
+        checked_schema(schema)
+    assert refused.value.path("S") == path
+
+
+BETWEEN: dict[str, Any] = {"minimum": 100, "exclusiveMaximum": 102}
+THIRDS = BETWEEN | {"type": "integer", "multipleOf": 0.3}
+"""Holds multiples of 0.3 and whole numbers, and no number that is both."""
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        (THIRDS, "S.multipleOf"),
+        ({"type": "integer", "multipleOf": 0.7, "minimum": 1, "maximum": 6}, "S.multipleOf"),
+        (
+            {"type": "number", "multipleOf": 1.25, "exclusiveMaximum": -7, "minimum": -8},
+            "S.multipleOf",
+        ),
+        (
+            {"allOf": [{"type": "integer", "multipleOf": 0.7}, {"minimum": 1, "maximum": 6}]},
+            "S",
+        ),
+        ({"type": "object", "properties": {"a": THIRDS}, "required": ["a"]}, "S.properties.a"),
+        ({"type": "array", "items": THIRDS, "minItems": 1}, "S.items"),
+        ({"anyOf": [THIRDS, THIRDS]}, "S.anyOf"),
+        (
+            {"$defs": {"n": BETWEEN}, "$ref": "#/$defs/n", "type": "integer", "multipleOf": 0.3},
+            "S.multipleOf",
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": BETWEEN | {"type": "integer", "anyOf": [{"multipleOf": 0.3}]}},
+                "required": ["a"],
+            },
+            "S.properties.a",
+        ),
+    ],
+)
+def test_multiples_that_no_number_between_the_bounds_has_are_refused(
+    schema: dict[str, Any], path: str
+) -> None:
+    with pytest.raises(SchemaError) as refused:
+        checked_schema(schema)
+    assert refused.value.path("S") == path
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": THIRDS}, "additionalProperties": False},
+        {"type": "array", "items": THIRDS},
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/n"}},
+            "additionalProperties": False,
+            "$defs": {"n": THIRDS},
+        },
+        {"anyOf": [THIRDS, {"type": "null"}]},
+    ],
+)
+def test_what_has_no_such_multiple_is_left_out_where_it_may_be(schema: dict[str, Any]) -> None:
+    """An answer that began it would have no next token."""
+    found = {"".join(one.split()) for one in answers(checked_schema(schema), seed=1, num_walks=20)}
+    assert found and found <= {"{}", "[]", "null"}
+
+
+NUMBERS = (
+    st.integers(-20, 20)
+    | st.decimals(-20, 20, places=3).map(float)
+    | st.sampled_from([0.0, -0.0, 0.1, 99, 100, 9.999, 1e3, 1e17, -1e15, 2**53, 1e-7, -2.5e-6])
+)
+LIMITS = {
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), NUMBERS),
+    "multipleOf": st.sampled_from([0.01, 0.5, 1, 2.5, 3, 7, 1.25, 100]),
+    "enum": st.lists(NUMBERS, min_size=1, max_size=3),
+    "const": NUMBERS,
+}
+TYPES = st.sampled_from(["integer", "number"])
+LIMITED = st.fixed_dictionaries({}, optional={"type": TYPES, **LIMITS})
+SCHEMAS = st.fixed_dictionaries(
+    {"type": TYPES},
+    optional={
+        **LIMITS,
+        "allOf": st.lists(LIMITED, min_size=1, max_size=2),
+        "anyOf": st.lists(LIMITED, min_size=1, max_size=2),
+    },
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(schema=SCHEMAS, seed=st.integers(0, 1000))
+def test_any_numbers_that_are_accepted_are_enforced(schema: dict[str, Any], seed: int) -> None:
+    try:
+        _check(schema, seed=seed, num_walks=3)
+    except SchemaError:
+        return

@@ -1,0 +1,266 @@
+"""Schemas that can be enforced pass; of every other one, the keyword is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.text.errors import SchemaError
+from inference.text.grammars.compiling import find_problem, problem_of
+from inference.text.grammars.parts import grammar_text, json_part
+from inference.text.schemas import culprit as schema_culprit
+from inference.text.schemas.schema_check import KNOWN, checked_schema, leniently_checked
+
+PERSON = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "$id": "person",
+    "title": "Person",
+    "description": "Somebody.",
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "examples": ["Ann"], "x-order": 1},
+        "age": {"type": ["integer", "null"], "minimum": 0, "default": None},
+        "born": {"type": "string", "format": "date", "deprecated": True},
+        "tags": {"type": "array", "items": {"enum": ["a", 1, None]}, "maxItems": 3},
+        "code": {"type": "string", "pattern": "^[A-Z]{2}$"},
+        "friend": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        "pet": {"$ref": "#/$defs/pet"},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+    "$defs": {"pet": {"type": "object", "properties": {"kind": {"const": "cat"}}}},
+}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        PERSON,
+        True,
+        {},
+        {"type": "object", "patternProperties": {"^x": {"type": "integer"}}},
+        {"definitions": {"a": {"type": "string"}}, "$ref": "#/definitions/a"},
+        {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+        {"type": "array", "prefixItems": [{"type": "string"}], "items": False},
+        {"type": "number", "exclusiveMinimum": 0, "multipleOf": 0.5},
+    ],
+)
+def test_what_can_be_enforced_passes(schema: dict[str, Any] | bool) -> None:
+    assert checked_schema(schema) == schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"properties": {"x": {"not": {}}}}, "S.properties.x.not"),
+        ({"anyOf": [{"type": "null"}, {"if": {}}]}, "S.anyOf[1].if"),
+        ({"items": {"uniqueItems": True}}, "S.items.uniqueItems"),
+        ({"$defs": {"a": {"nullable": "yes"}}}, "S.$defs.a.nullable"),
+        ({"nullable": True, "$ref": "#/$defs/a"}, "S.$ref"),
+        ({"properties": {"x": {"nullable": True, "pattern": "("}}}, "S.properties.x"),
+        ({"propertyNames": {"pattern": "^a"}}, "S.propertyNames"),
+        ({"dependentRequired": {"a": ["b"]}}, "S.dependentRequired"),
+        ({"contentEncoding": "base64"}, "S.contentEncoding"),
+        ({"x-guidance": {"lenient": True}}, "S.x-guidance"),
+        ({"properties": {"x": {"minimun": 3}}}, "S.properties.x.minimun"),
+        ({"properties": {"x": {"$ref": "https://a/b"}}}, "S.properties.x.$ref"),
+        ({"properties": {"x": {"$ref": "#/$defs/a"}}}, "S.properties.x.$ref"),
+        ({"properties": {"x": {"type": "string", "format": "odd"}}}, "S.properties.x.format"),
+        ({"type": "integer", "format": "int32"}, "S.format"),
+        ({"items": {"type": "string", "pattern": "a(?=b)"}}, "S.items.pattern"),
+        ({"items": {"type": "string", "pattern": "("}}, "S.items.pattern"),
+        ({"anyOf": [{"type": "strin"}, {"type": "null"}]}, "S.anyOf[0].type"),
+        ({"type": "integer", "minimum": 5, "maximum": 2}, "S.minimum"),
+        ({"properties": {"x": {"minLength": -1}}}, "S.properties.x.minLength"),
+        ({"oneOf": [{"type": "string"}, {"minLength": 3}]}, "S.oneOf"),
+        ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, "S.minProperties"),
+        ({"required": "a"}, "S.required"),
+        ({"required": ["a", 5]}, "S.required"),
+        ({"items": {"minimum": "😀" * 50}}, "S.items.minimum"),
+        ({"type": "string", "exclusiveMaximum": {"a": 1}, "pattern": "^$"}, "S.exclusiveMaximum"),
+        ({"maximum": True}, "S.maximum"),
+        ({"anyOf": [{"minLength": 1.5}]}, "S.anyOf[0].minLength"),
+        ({"maxItems": "ab" + "😀" * 50}, "S.maxItems"),
+        ({"pattern": ["😀" * 50]}, "S.pattern"),
+        ({"$ref": ["😀" * 50]}, "S.$ref"),
+        ({"enum": "😀" * 50}, "S.enum"),
+        ({"const": -(2**63)}, "S.const"),
+        ({"enum": [1, 2**63 - 1]}, "S.enum[1]"),
+        ({"properties": {"x": 5}}, "S.properties.x"),
+        ({"properties": []}, "S.properties"),
+        ({"anyOf": []}, "S.anyOf"),
+        ({"type": 5, "format": "date"}, "S.format"),
+        (False, "S"),
+    ],
+)
+def test_what_cannot_names_the_keyword(schema: dict[str, Any] | bool, path: str) -> None:
+    with pytest.raises(SchemaError) as refused:
+        checked_schema(schema)
+    assert refused.value.path("S") == path
+    assert str(refused.value)
+
+
+def test_what_forbids_nothing_is_left_out() -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}}
+    names = {"uniqueItems": {**numbers, "uniqueItems": False}, "x": {"nullable": False}}
+    schema = {"properties": names, "propertyNames": {"type": "string"}}
+    assert checked_schema(schema) == {"properties": {"uniqueItems": numbers, "x": {}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "read"),
+    [
+        ({"type": "string", "nullable": True}, {"type": ["string", "null"]}),
+        ({"type": ["null", "string"], "nullable": True}, {"type": ["null", "string"]}),
+        (
+            {"type": "string", "nullable": True, "minLength": 2},
+            {"type": ["string", "null"], "minLength": 2},
+        ),
+        (
+            {"allOf": [{"$ref": "#/$defs/a"}], "nullable": True, "$defs": {"a": {"const": 1}}},
+            {
+                "$defs": {"a": {"const": 1}},
+                "anyOf": [{"allOf": [{"$ref": "#/$defs/a"}]}, {"type": "null"}],
+            },
+        ),
+        (
+            {"properties": {"nullable": {"const": 1, "nullable": True}}},
+            {"properties": {"nullable": {"anyOf": [{"const": 1}, {"type": "null"}]}}},
+        ),
+    ],
+)
+def test_nullable_is_the_type_or_null(schema: dict[str, Any], read: dict[str, Any]) -> None:
+    assert checked_schema(schema) == read
+
+
+ROOT = {"$ref": "#"}
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}, "required": ["next"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        (ROOT, "S.$ref"),
+        ({"type": "object", "properties": {"a": ROOT}, "required": ["a"]}, "S.properties.a.$ref"),
+        ({"type": "array", "items": ROOT, "minItems": 1}, "S.items.$ref"),
+        ({"type": "array", "prefixItems": [ROOT], "minItems": 1}, "S.prefixItems[0].$ref"),
+        ({"anyOf": [ROOT, ROOT]}, "S.anyOf[0].$ref"),
+        ({"$defs": {"n": NODE}, "$ref": "#/$defs/n"}, "S.$defs.n.properties.next.$ref"),
+        (
+            {"type": "object", "required": ["x"], "additionalProperties": ROOT},
+            "S.additionalProperties.$ref",
+        ),
+        (
+            {"$ref": "#/$defs/n/properties/next", "$defs": {"n": NODE}},
+            "S.$defs.n.properties.next.$ref",
+        ),
+    ],
+)
+def test_a_schema_without_an_end_is_refused(schema: dict[str, Any], path: str) -> None:
+    with pytest.raises(SchemaError, match="without an end") as refused:
+        checked_schema(schema)
+    assert refused.value.path("S") == path
+    with pytest.raises(SchemaError, match="without an end"):
+        leniently_checked(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": ROOT}},
+        {"type": "array", "items": ROOT},
+        {"anyOf": [ROOT, {"type": "null"}]},
+        {"type": ["object", "null"], "properties": {"a": ROOT}, "required": ["a"]},
+    ],
+)
+def test_recursion_that_ends_is_left_alone(schema: dict[str, Any]) -> None:
+    assert checked_schema(schema) == schema
+
+
+def test_what_never_ends_inside_is_forbidden() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/n"}},
+        "$defs": {"n": NODE},
+    }
+    assert checked_schema(schema) == {
+        **schema,
+        "properties": {"a": {"type": "integer"}, "b": False},
+    }
+
+
+def test_one_of_hundreds_is_found() -> None:
+    properties = {f"p{index}": {"type": "string"} for index in range(300)}
+    properties["p170"] = {"type": "strin"}
+    properties["p290"] = {"type": "strin"}
+    with pytest.raises(SchemaError) as refused:
+        checked_schema({"type": "object", "properties": properties})
+    assert refused.value.path("S") == "S.properties.p170.type"
+
+
+def test_messages_are_of_one_line_and_ours() -> None:
+    with pytest.raises(SchemaError, match="look-around"):
+        checked_schema({"pattern": "a(?=b)"})
+    with pytest.raises(SchemaError, match="use anyOf"):
+        checked_schema({"oneOf": [{"type": "string"}, {"minLength": 3}]})
+
+
+@pytest.mark.parametrize("keyword", ["items", "anyOf"])
+def test_deep_nesting_is_refused(keyword: str) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(400):
+        schema = {keyword: schema if keyword == "items" else [schema]}
+    with pytest.raises(SchemaError, match="nested too deeply"):
+        checked_schema(schema)
+
+
+def test_deep_values_are_refused() -> None:
+    value: list[Any] = []
+    for _ in range(20_000):
+        value = [value]
+    with pytest.raises(SchemaError):
+        checked_schema({"const": value})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab#/$(", max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(sorted(KNOWN)) | st.text("ab", max_size=2), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(schema=st.dictionaries(st.sampled_from(sorted(KNOWN)), JSON, max_size=5))
+def test_any_object_passes_or_is_refused_by_name(schema: dict[str, Any]) -> None:
+    try:
+        checked_schema(schema)
+    except SchemaError as error:
+        assert error.path("S").startswith("S")
+    else:
+        assert problem_of(grammar_text([json_part(schema)])) is None
+
+
+def test_a_large_schema_is_not_searched_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_chars = 0
+
+    def counted(grammar: str) -> str | None:
+        nonlocal compiled_chars
+        compiled_chars += len(grammar)
+        return find_problem(grammar)
+
+    monkeypatch.setattr(schema_culprit, "find_problem", counted)
+    many = {f"p{i}": {"type": "string", "maxLength": i} for i in range(2000)}
+    broken = {"properties": {"x": {"type": "string", "pattern": "a("}}}
+    schema = {"properties": {"here": {**broken}, "many": {"properties": many}}}
+    with pytest.raises(SchemaError) as refused:
+        checked_schema(schema)
+    assert refused.value.path("S") == "S.properties.here.properties.x.pattern"
+    with pytest.raises(SchemaError, match="regex") as refused:
+        checked_schema({"properties": {**many, **broken["properties"]}, "required": ["x"] * 9000})
+    assert refused.value.path("S") == "S"
+    assert 0 < compiled_chars <= 2 * schema_culprit.MAX_COMPILED_CHARS
