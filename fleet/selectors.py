@@ -9,9 +9,9 @@ from __future__ import annotations
 from django.db.models import Count, QuerySet
 
 from fleet.catalogue import CatalogueEntry
-from fleet.catalogue_cache import CatalogueCache
 from fleet.errors import ModelDisabledError, UnknownModelError, UnknownNeuronError
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus
+from fleet.live.catalogue_cache import CatalogueCache
 from fleet.models import Alias, CatalogueModel, Download, LoadJob, Neuron
 from fleet.models_toml import CatalogueState
 from metering.prices import Prices

@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import time
 
-from fleet import leadership, live, selectors, services
-from fleet.cache_reports import read_cache_reports
+from fleet import selectors, services
+from fleet.control import leadership
+from fleet.control.watch import FleetWatch
 from fleet.errors import SnapshotUnavailableError
-from fleet.neuron_rows import rows_by_neuron
-from fleet.watch import FleetWatch
+from fleet.live import reading as live
+from fleet.live.cache_reports import read_cache_reports
+from fleet.live.neuron_rows import rows_by_neuron
 from helexa_site.celery import TASK_RECONCILE, TASK_RECORD_HEARTBEATS, app
 
 logger = logging.getLogger(__name__)

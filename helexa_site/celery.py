@@ -63,7 +63,7 @@ class TickScheduler(Scheduler):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
-        from fleet import leadership  # models, once Django is set up
+        from fleet.control import leadership  # models, once Django is set up
 
         with _contained(entry.task):
             if not leadership.this_control.leads():
@@ -116,7 +116,7 @@ class BeatThread(bootsteps.StartStopStep):  # type: ignore[misc]
         self.service.start()
 
     def stop(self, worker: Any) -> None:
-        from fleet import leadership
+        from fleet.control import leadership
 
         if self.service is not None:
             self.service.stop()

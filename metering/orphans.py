@@ -11,7 +11,7 @@ import logging
 import msgspec
 import redis
 
-from fleet.neuron_reads import NeuronValueError, fields_read
+from fleet.live.neuron_reads import NeuronValueError, fields_read
 from inference.logs.throttled import ThrottledLog
 from inference.protocol.held import MAX_HELD_BYTES, decode_held_requests
 from inference.protocol.keys import gateway_alive_key, held_key

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from fleet.leadership import Leadership
+from fleet.control.leadership import Leadership
 from metering.orphans import SWEEP_GRACE_S
 
 

@@ -12,8 +12,8 @@ import redis
 from django.conf import settings
 from django.db import Error as DatabaseError
 
-from fleet import live
-from fleet.leadership import this_control
+from fleet.control.leadership import this_control
+from fleet.live import reading as live
 from helexa_site.celery import TASK_FORGET_LEDGER_ENTRIES, TASK_SETTLE_ORPHANS, app
 from metering import orphans, retention, usage_reports
 from metering.receipts import Receipts

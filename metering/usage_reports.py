@@ -24,7 +24,7 @@ import redis
 from django.db import Error as DatabaseError
 from django.db import InterfaceError, OperationalError
 
-from fleet.neuron_reads import NeuronValueError, StreamEntries, stream_read
+from fleet.live.neuron_reads import NeuronValueError, StreamEntries, stream_read
 from inference.protocol.events import Usage
 from inference.protocol.keys import (
     NEURON_NAME,

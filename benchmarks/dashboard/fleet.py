@@ -23,8 +23,9 @@ NUM_CARDS = 4
 
 def make_fleet(*, num_neurons: int, num_replicas: int) -> None:
     """Needs Django to be set up, and its database to be there."""
-    from fleet import live, services
-    from fleet.load_orders import load_orders
+    from fleet import services
+    from fleet.live import reading as live
+    from fleet.live.load_orders import load_orders
     from metering.actor import COMMAND
 
     per_neuron = -(-num_replicas // num_neurons)

@@ -11,13 +11,13 @@ from typing import Protocol
 from benchmarks.fleet_simulation.scenario import Scenario, SimModel
 from benchmarks.fleet_simulation.state import SimFleet, SimReplica
 from fleet.catalogue import CatalogueEntry
+from fleet.live.snapshot import FleetSnapshot
+from fleet.live.turns import Turn
 from fleet.placement import Catalogue, Load, place, route
+from fleet.placement.devices.residents import ground_of
 from fleet.placement.expected import with_load
 from fleet.placement.plan import Jobs, Observed, Unload, Waiting
 from fleet.placement.reconcile import reconcile
-from fleet.placement.residents import ground_of
-from fleet.snapshot import FleetSnapshot
-from fleet.turns import Turn
 
 SNAPSHOT_S = 1.0
 """Neurons beat once a second."""

@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from benchmarks.fleet_simulation.scenario import Scenario, SimModel
-from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.turns import Turn
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.live.turns import Turn
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.protocol.load import LoadReport
 

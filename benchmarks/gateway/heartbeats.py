@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from fleet.load_orders import LoadOrders
+from fleet.live.load_orders import LoadOrders
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
     PROTOCOL,

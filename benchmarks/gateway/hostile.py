@@ -36,7 +36,7 @@ WAIT_LIMIT_S = 60.0
 PAUSE_S = 0.05
 INVITE = """
 from fleet import services
-from fleet.load_orders import load_orders
+from fleet.live.load_orders import load_orders
 from fleet.models import CatalogueModel, Invitation
 from fleet.redis_users import secret_hash
 from metering.actor import COMMAND

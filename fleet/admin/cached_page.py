@@ -14,9 +14,9 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 
 from fleet import services
 from fleet.admin.loading import actor_of
-from fleet.cached_models import CachedLine, cached_list
 from fleet.errors import FleetError
 from fleet.lifecycles import LoadJobStatus
+from fleet.live.cached_models import CachedLine, cached_list
 from fleet.models import Download
 
 if TYPE_CHECKING:

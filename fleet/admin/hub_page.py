@@ -13,13 +13,14 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from unfold.widgets import UnfoldAdminTextInputWidget
 
-from fleet import live, selectors, services
+from fleet import selectors, services
 from fleet.admin.loading import actor_of, load_placed, tell
 from fleet.admin.remarks import no_host_remark
 from fleet.admin.unfold_types import UnfoldAdmin
 from fleet.errors import FleetError, SnapshotUnavailableError
 from fleet.hub.offers import Choice, HubRepository, choices_of, offers_of
-from fleet.snapshot import FleetSnapshot
+from fleet.live import reading as live
+from fleet.live.snapshot import FleetSnapshot
 
 if TYPE_CHECKING:
     from fleet.hub.client import HubClient

@@ -15,9 +15,9 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 from fleet import services
 from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import AnyForm, UnfoldAdmin
+from fleet.live.wishes import AdmissionPolicy
 from fleet.models import FleetPolicy, Invitation
 from fleet.services.invitations import invitation_check
-from fleet.wishes import AdmissionPolicy
 from helexa_site.program import installation, neuron_program
 from inference.protocol.keys import NEURON_NAME
 

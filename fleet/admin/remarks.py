@@ -8,9 +8,9 @@ from django.db.models import Max
 
 from fleet import selectors
 from fleet.catalogue import CatalogueSettings
+from fleet.catalogue.outdated import is_outdated
 from fleet.management.sizes import size_text
 from fleet.models import CatalogueModel, Device, Neuron, Replica
-from fleet.outdated import is_outdated
 from fleet.overview import fleet_overview
 
 QUANTISED = ("q4", "q5", "q6", "q8", "fp8")

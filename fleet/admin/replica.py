@@ -16,10 +16,10 @@ from fleet.admin.loading import Outcome, actor_of, put_to_sleep, reload, tell, u
 from fleet.admin.replica_report import recent_errors, report_rows
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
+from fleet.catalogue.outdated import is_outdated
 from fleet.lifecycles import RecordedReplicaStatus
 from fleet.management.sizes import size_text
 from fleet.models import Replica
-from fleet.outdated import is_outdated
 
 REPLICA_LABELS = {
     RecordedReplicaStatus.READY.label: "success",

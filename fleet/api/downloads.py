@@ -18,8 +18,8 @@ from fleet.api.access import DRY_RUN, FleetListView, FleetView, body_of, text_in
 from fleet.api.jobs import EventStreamRenderer, events_response
 from fleet.api.removal import DRY_RUN_PARAMETER, DryRunShape, is_dry, would_response
 from fleet.api.shapes import CachedShape, DownloadShape
-from fleet.cached_models import cached_list
 from fleet.lifecycles import DownloadKind, LoadJobStatus
+from fleet.live.cached_models import cached_list
 from fleet.models import Download
 from metering.api.problems import ProblemError
 

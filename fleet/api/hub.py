@@ -11,9 +11,10 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet import live, selectors
+from fleet import selectors
 from fleet.api.access import FleetView
 from fleet.hub.offers import Choice, HubRepository, choices_of
+from fleet.live import reading as live
 from metering.api.problems import ProblemError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet.api.access import FleetView
-from fleet.engine_logs import DEFAULT_LINES, engine_log
+from fleet.live.engine_logs import DEFAULT_LINES, engine_log
 from inference.protocol.engine_logs import MAX_LINES
 from metering.api.problems import ProblemError
 

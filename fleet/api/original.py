@@ -11,14 +11,15 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet import live, selectors, services
+from fleet import selectors, services
 from fleet.api import original_shapes as shapes
 from fleet.api.access import FleetView, body_of, problem_of, text_in
+from fleet.catalogue.outdated import is_outdated
 from fleet.errors import FleetError, PlacementRefusedError, UnknownModelError
 from fleet.job_waiting import wait_for_job
 from fleet.lifecycles import LEAVING_KINDS, LoadJobStatus
+from fleet.live import reading as live
 from fleet.models import LoadJob
-from fleet.outdated import is_outdated
 from fleet.placement import Load, place
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus
 from inference.protocol.load import LoadFailure

@@ -8,9 +8,9 @@ from rest_framework import serializers
 
 from fleet import selectors
 from fleet.catalogue import SETTINGS
+from fleet.catalogue.outdated import is_outdated
 from fleet.lifecycles import RecordedReplicaStatus
 from fleet.models import Alias, CatalogueModel, Device, Download, LoadJob, Neuron, Replica
-from fleet.outdated import is_outdated
 from metering.models import AuditEntry
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from fleet.catalogue.settings import SETTINGS, CatalogueSettings
-from fleet.measurements import DeviceKind, MeasuredLoad, measured_for
+from fleet.live.measurements import DeviceKind, MeasuredLoad, measured_for
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.load import LoadSpec, spec_digest
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from django.urls import reverse
 
-from fleet.dashboard.findings import finding_rows
+from fleet.dashboard.finding_links import finding_rows
 from fleet.dashboard.rows import (
     DeviceRow,
     DownloadRow,

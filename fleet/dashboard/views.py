@@ -14,8 +14,8 @@ from django.views.decorators.http import require_GET, require_POST
 from fleet.admin.loading import Outcome, tell
 from fleet.dashboard.actions import act
 from fleet.dashboard.board import board_of, outdated_rows
-from fleet.engine_logs import engine_log
 from fleet.errors import FleetError
+from fleet.live.engine_logs import engine_log
 from fleet.models import Replica
 from fleet.overview import fleet_overview, outdated_models
 

@@ -8,9 +8,9 @@ import uuid
 from django.db import models
 
 from fleet.lifecycles import DownloadKind, LoadJobStatus
+from fleet.live.snapshot import remaining_s
 from fleet.models.job import ACTIVE, Job, status_constraints
 from fleet.models.neuron import Neuron
-from fleet.snapshot import remaining_s
 
 PULLS = models.Q(kind=DownloadKind.PULL)
 

@@ -7,7 +7,7 @@ import uuid
 from django.db import models
 
 from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
-from fleet.load_estimates import NO_ESTIMATE, LoadEstimate, load_estimate
+from fleet.live.load_estimates import NO_ESTIMATE, LoadEstimate, load_estimate
 from fleet.models.catalogue import CatalogueModel
 from fleet.models.job import ACTIVE, Job, status_constraints
 from fleet.models.neuron import Neuron

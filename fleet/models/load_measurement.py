@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 
-from fleet.measurements import DeviceKind, MeasuredLoad
+from fleet.live.measurements import DeviceKind, MeasuredLoad
 from fleet.models.catalogue import CatalogueModel
 from fleet.models.neuron import Neuron
 from inference.protocol.prefill_speed import PrefillSpeed

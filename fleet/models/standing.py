@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 
-from fleet.wishes import Admission, AdmissionPolicy, Wish
+from fleet.live.wishes import Admission, AdmissionPolicy, Wish
 
 
 class NeuronWish(models.Model):

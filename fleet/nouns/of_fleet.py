@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fleet.catalogue.kinds import Text, Word
+from fleet.live.wishes import AdmissionPolicy
 from fleet.nouns.field import Field
 from fleet.nouns.noun import Noun
-from fleet.wishes import AdmissionPolicy
 
 ALIASES = Noun(
     path="aliases",

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fleet.catalogue import CatalogueEntry
-from fleet.measurements import DeviceKind
+from fleet.live.measurements import DeviceKind
+from fleet.live.wishes import KnownDevice
 from fleet.overview.lines import DeviceLine, NeuronLine
-from fleet.placement.needs import Needs
+from fleet.placement.devices.needs import Needs
 from fleet.placement.returning import is_large_enough
-from fleet.wishes import KnownDevice
 
 REFUSED = "refused"
 KIND_NAMES: dict[DeviceKind, str] = {"cuda": "card", "cpu": "processor"}

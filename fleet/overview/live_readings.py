@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import redis
 
-from fleet import live
-from fleet.cache_reports import read_cache_reports
 from fleet.errors import SnapshotUnavailableError
+from fleet.live import reading as live
+from fleet.live.cache_reports import read_cache_reports
+from fleet.live.refusals import read_refusals
+from fleet.live.snapshot import FleetSnapshot
 from fleet.overview.lines import DeviceLine
-from fleet.refusals import read_refusals
-from fleet.snapshot import FleetSnapshot
 from inference.protocol.downloads import CacheReport
 from inference.protocol.refusals import Refused
 

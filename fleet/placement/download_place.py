@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from fleet.snapshot import FleetSnapshot
+from fleet.live.snapshot import FleetSnapshot
 from inference.protocol.downloads import CachedModel, CacheReport
 
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 import msgspec
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.live.turns import Turn
 from fleet.placement.decisions import Load
-from fleet.placement.needs import Needs
-from fleet.placement.residents import devices_of, freed_bytes
-from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.turns import Turn
+from fleet.placement.devices.needs import Needs
+from fleet.placement.devices.residents import devices_of, freed_bytes
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus, device_name
 
 

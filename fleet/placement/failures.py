@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
-from fleet.measurements import DeviceKind
-from fleet.snapshot import ReplicaView
+from fleet.live.measurements import DeviceKind
+from fleet.live.snapshot import ReplicaView
 from inference.backoff import Backoff
 from inference.protocol.heartbeat import ReplicaStatus
 

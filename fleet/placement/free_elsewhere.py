@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from fleet.measurements import DeviceKind
-from fleet.snapshot import FleetSnapshot, ReplicaView
+from fleet.live.measurements import DeviceKind
+from fleet.live.snapshot import FleetSnapshot, ReplicaView
 
 
 class FreeElsewhere:

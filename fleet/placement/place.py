@@ -20,17 +20,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.catalogue import CatalogueEntry
-from fleet.load_estimates import load_estimate
+from fleet.live.load_estimates import load_estimate
+from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement.decisions import Catalogue, Decision, Load, Route, Wait
+from fleet.placement.devices.residents import ground_of
+from fleet.placement.devices.room import find_room
+from fleet.placement.devices.sleeping import WAKE_AGAIN_S, asleep_of
+from fleet.placement.devices.spots import Spot
 from fleet.placement.failures import NONE_FAILED, failed_loads, retry_in_s
 from fleet.placement.refusals import never_loads, refuse
-from fleet.placement.residents import ground_of
 from fleet.placement.returning import returning_hosts
-from fleet.placement.room import find_room
 from fleet.placement.routing import RoutingHint, choose_replica
-from fleet.placement.sleeping import WAKE_AGAIN_S, asleep_of
-from fleet.placement.spots import Spot
-from fleet.snapshot import FleetSnapshot, ReplicaView
 from inference.protocol.heartbeat import ReplicaStatus
 
 GONE_ETA_S = 5.0

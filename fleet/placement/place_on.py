@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.placement.decisions import Catalogue, Load, Reject
+from fleet.placement.devices.residents import Ground
+from fleet.placement.devices.room import find_room
+from fleet.placement.devices.sleeping import asleep_of
 from fleet.placement.failures import NONE_FAILED
 from fleet.placement.place import load_decision
 from fleet.placement.refusals import refuse
-from fleet.placement.residents import Ground
-from fleet.placement.room import find_room
-from fleet.placement.sleeping import asleep_of
-from fleet.snapshot import FleetSnapshot, NeuronView
 
 
 def place_on(

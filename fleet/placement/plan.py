@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fleet.live.turns import Turn
 from fleet.placement.decisions import Load
-from fleet.turns import Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,20 +17,20 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.snapshot import FleetSnapshot, ReplicaView
+from fleet.live.turns import Turn
 from fleet.placement.assignments import Assignment, assignment_of
 from fleet.placement.decisions import Catalogue
+from fleet.placement.devices.residents import HELD, REPLACEABLE, ground_of, idle_age_s
+from fleet.placement.devices.room import find_room
+from fleet.placement.devices.sleeping import asleep_of, has_just_refused, may_sleep
+from fleet.placement.devices.spots import Spot
+from fleet.placement.devices.surplus import surplus_leaves, unknown_leaves
 from fleet.placement.expected import with_load, with_turns, with_unload
 from fleet.placement.failures import failed_loads
 from fleet.placement.place import load_decision
 from fleet.placement.plan import Action, Jobs, Observed, Plan, Sleep, Unload, Waiting
-from fleet.placement.residents import HELD, REPLACEABLE, ground_of, idle_age_s
-from fleet.placement.room import find_room
-from fleet.placement.sleeping import asleep_of, has_just_refused, may_sleep
-from fleet.placement.spots import Spot
-from fleet.placement.surplus import surplus_leaves, unknown_leaves
 from fleet.placement.turns import turn_given, turns_kept
-from fleet.snapshot import FleetSnapshot, ReplicaView
-from fleet.turns import Turn
 from inference.backoff import Backoff
 from inference.protocol.heartbeat import ReplicaStatus
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.catalogue import CatalogueEntry
-from fleet.measurements import DeviceKind
+from fleet.live.measurements import DeviceKind
+from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement.decisions import Reject
+from fleet.placement.devices.grounds import DeviceGround
+from fleet.placement.devices.needs import Needs
+from fleet.placement.devices.residents import Ground
 from fleet.placement.failures import LOCAL_SOURCE, FailedLoads, retry_in_s
-from fleet.placement.grounds import DeviceGround
-from fleet.placement.needs import Needs
-from fleet.placement.residents import Ground
 from fleet.placement.returning import UnavailableHost, recovering
-from fleet.snapshot import FleetSnapshot, ReplicaView
 from inference.protocol.load import SUGGESTIONS
 
 NO_NEURON_RETRY_AFTER_S = 5.0

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.snapshot import FleetSnapshot, NeuronView
+from fleet.live.wishes import Admission, KnownDevice
 from fleet.placement.decisions import Reject
-from fleet.placement.needs import Needs
-from fleet.snapshot import FleetSnapshot, NeuronView
-from fleet.wishes import Admission, KnownDevice
+from fleet.placement.devices.needs import Needs
 from inference.protocol.heartbeat import DeviceInfo
 
 MIN_RETURN_S = 5.0

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet.snapshot import ReplicaView
+from fleet.live.snapshot import ReplicaView
 
 BALANCE = 1.25
 """A replica may have so many times the mean of what all have outstanding, and ``SLACK`` more."""

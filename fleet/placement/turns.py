@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fleet.live.snapshot import FleetSnapshot
+from fleet.live.turns import Turn
 from fleet.placement.decisions import Catalogue
+from fleet.placement.devices.residents import HELD, REPLACEABLE, ground_of
+from fleet.placement.devices.room import Room, find_room
+from fleet.placement.devices.sleeping import asleep_of
+from fleet.placement.devices.spots import Spot
 from fleet.placement.failures import failed_loads
 from fleet.placement.plan import Unload, Waiting
-from fleet.placement.residents import HELD, REPLACEABLE, ground_of
-from fleet.placement.room import Room, find_room
-from fleet.placement.sleeping import asleep_of
-from fleet.placement.spots import Spot
-from fleet.snapshot import FleetSnapshot
-from fleet.turns import Turn
 from inference.protocol.heartbeat import ReplicaStatus
 
 MAX_PROMISE_S = 180.0

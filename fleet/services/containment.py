@@ -22,7 +22,7 @@ import redis
 from django.db import transaction
 from django.utils import timezone
 
-from fleet import live
+from fleet.live import reading as live
 from fleet.models import Invitation
 from fleet.redis_users import USER_PREFIX
 from fleet.services.heartbeats import problem_record

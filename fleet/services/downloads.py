@@ -17,8 +17,7 @@ from typing import Any
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from fleet import live, neuron_client, selectors
-from fleet.cache_reports import read_cache_reports
+from fleet import neuron_client, selectors
 from fleet.catalogue import check_source
 from fleet.errors import (
     BrokerUnavailableError,
@@ -29,11 +28,13 @@ from fleet.errors import (
     PlacementRefusedError,
 )
 from fleet.lifecycles import DownloadKind
+from fleet.live import reading as live
+from fleet.live.cache_reports import read_cache_reports
+from fleet.live.snapshot import FleetSnapshot
 from fleet.models import Alias, Download
 from fleet.placement.download_place import download_neuron
 from fleet.services.download_moves import download_not_sent
 from fleet.services.presence import reporting_neuron
-from fleet.snapshot import FleetSnapshot
 from inference.protocol.downloads import DeleteSpec, PullSpec
 from metering.actor import Actor
 from metering.models import AuditEntry

@@ -28,14 +28,14 @@ from fleet.lifecycles import (
     RecordedReplicaStatus,
     ensure_transition,
 )
+from fleet.live.neuron_rows import NeuronRows, neuron_rows
+from fleet.live.reports import Report, tell_refusal
+from fleet.live.snapshot import FleetSnapshot, protocol_problems
+from fleet.live.wishes import Admission
 from fleet.models import CatalogueModel, Device, LoadJob, Neuron, NeuronWish, Replica
-from fleet.neuron_rows import NeuronRows, neuron_rows
-from fleet.reports import Report, tell_refusal
 from fleet.services.job_moves import adapter_unload_advance, load_job_advance
 from fleet.services.load_measurements import prefill_averages_record
 from fleet.services.neurons import neuron_wish_of_first_sight
-from fleet.snapshot import FleetSnapshot, protocol_problems
-from fleet.wishes import Admission
 from inference.protocol.heartbeat import (
     DeviceInfo,
     NeuronHeartbeat,

@@ -10,8 +10,8 @@ import redis
 from django.conf import settings
 from django.db import transaction
 
-from fleet import live
 from fleet.errors import InvitationError, UnknownNeuronError
+from fleet.live import reading as live
 from fleet.models import FleetPolicy, Invitation
 from fleet.redis_users import secret_hash, user_name, users_apply, version_problem
 from fleet.services.neurons import neuron_expect

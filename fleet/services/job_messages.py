@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from fleet import neuron_client
-from fleet.load_orders import load_orders
+from fleet.live.load_orders import load_orders
 from fleet.models import LoadJob, Replica
 from inference.protocol.load import LoadSpec
 

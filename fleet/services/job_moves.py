@@ -22,7 +22,7 @@ from django.utils import timezone
 from fleet import selectors
 from fleet.errors import BrokerUnavailableError
 from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
-from fleet.load_estimates import BEFORE_ENGINE
+from fleet.live.load_estimates import BEFORE_ENGINE
 from fleet.models import CatalogueModel, LoadJob
 from fleet.services.catalogue_cache import catalogue_changed
 from fleet.services.job_claims import NOT_SENT, failure_values, job_claim, job_report

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet import live, selectors
+from fleet import selectors
 from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.outdated import outdated_neurons
 from fleet.errors import (
     CudaUnavailableError,
     FleetError,
@@ -14,17 +15,17 @@ from fleet.errors import (
     PlacementRefusedError,
 )
 from fleet.lifecycles import LEAVING_KINDS
+from fleet.live import reading as live
+from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.models import LoadJob
-from fleet.outdated import outdated_neurons
 from fleet.placement import Load, Reject, Route, Wait, place
-from fleet.placement.needs import Needs
+from fleet.placement.devices.needs import Needs
+from fleet.placement.devices.residents import REPLACEABLE
 from fleet.placement.place_on import place_on
-from fleet.placement.residents import REPLACEABLE
 from fleet.services.load_jobs import load_job_start
 from fleet.services.placed_loads import placed_load_start
 from fleet.services.presence import reporting_neuron
 from fleet.services.reloads import reload_job_start
-from fleet.snapshot import FleetSnapshot, NeuronView
 from inference.protocol.heartbeat import device_name
 from metering.actor import Actor
 

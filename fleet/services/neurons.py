@@ -14,11 +14,10 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from fleet import live
 from fleet.errors import NeuronAliveError, UnknownNeuronError
 from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
-from fleet.models import FleetPolicy, Invitation, Neuron, NeuronWish, Replica
-from fleet.wishes import (
+from fleet.live import reading as live
+from fleet.live.wishes import (
     Admission,
     AdmissionPolicy,
     KnownDevice,
@@ -26,6 +25,7 @@ from fleet.wishes import (
     Wishes,
     encode_wishes,
 )
+from fleet.models import FleetPolicy, Invitation, Neuron, NeuronWish, Replica
 from inference.protocol import keys
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create

@@ -2,7 +2,7 @@
 
 Two gateways may decide on snapshots that differ by a heartbeat, and choose different neurons. So
 the model's row is locked while it is looked whether a load of it is under way anywhere. What leaves
-for a load moves to where memory is free (``fleet.placement.moves``); both jobs say so.
+for a load moves to where memory is free (``fleet.placement.devices.moves``); both jobs say so.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import logging
 
 from django.db import transaction
 
-from fleet import live, selectors
+from fleet import selectors
 from fleet.errors import FleetError
 from fleet.lifecycles import LEAVING_KINDS
+from fleet.live import reading as live
 from fleet.models import CatalogueModel, LoadJob
 from fleet.placement import Load
-from fleet.placement.moves import moves_for
+from fleet.placement.devices.moves import moves_for
 from fleet.services.load_jobs import load_job_start
 from metering.actor import Actor
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fleet import selectors
 from fleet.errors import NeuronAwayError
+from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.placement.returning import unavailable_hosts
-from fleet.snapshot import FleetSnapshot, NeuronView
 
 
 def reporting_neuron(neuron_name: str, snapshot: FleetSnapshot) -> NeuronView:

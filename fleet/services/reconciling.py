@@ -13,8 +13,10 @@ from datetime import timedelta
 from django.utils import timezone
 
 from fleet import selectors
+from fleet.control.watch import Watched
 from fleet.errors import FleetError
 from fleet.lifecycles import LEAVING_KINDS, LoadJobStatus
+from fleet.live.turns import Turn
 from fleet.models import LoadJob
 from fleet.placement import Load
 from fleet.placement.failures import LOST_ITS_ROOM
@@ -24,8 +26,6 @@ from fleet.services.load_jobs import unload_job_start
 from fleet.services.neurons import models_to_restore, neuron_models_restored
 from fleet.services.placed_loads import placed_load_start
 from fleet.services.sleeps import sleep_job_start
-from fleet.turns import Turn
-from fleet.watch import Watched
 from metering.actor import CONTROL
 
 logger = logging.getLogger(__name__)

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 from django.db import transaction
 
-from fleet import live, selectors
+from fleet import selectors
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import ReplicaNotFoundError
 from fleet.lifecycles import LoadJobKind
+from fleet.live import reading as live
+from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.models import LoadJob, Replica
 from fleet.placement import Load, Route, Wait, place
 from fleet.services.job_messages import send_reload
 from fleet.services.job_starts import job_create
 from fleet.services.load_jobs import load_job_start
 from fleet.services.presence import reporting_neuron
-from fleet.snapshot import FleetSnapshot, ReplicaView
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 from metering.actor import Actor
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from fleet import live, selectors
+from fleet import selectors
 from fleet.errors import CannotSleepError, ModelPinnedError, ReplicaNotFoundError
 from fleet.lifecycles import LoadJobKind, RecordedReplicaStatus
+from fleet.live import reading as live
+from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel, LoadJob, Replica
-from fleet.placement.sleeping import may_sleep
+from fleet.placement.devices.sleeping import may_sleep
 from fleet.services.job_messages import send_sleep
 from fleet.services.job_starts import job_create
 from fleet.services.model_loads import model_load_start
-from fleet.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.actor import Actor
 

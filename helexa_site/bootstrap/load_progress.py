@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet.snapshot import ReplicaView
+from fleet.live.snapshot import ReplicaView
 from helexa_site.bootstrap.console import say
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadProgress

@@ -16,11 +16,11 @@ from typing import Any
 
 import redis
 
-from fleet import live
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import SnapshotUnavailableError
+from fleet.live import reading as live
+from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import Reject, place
-from fleet.snapshot import FleetSnapshot
 from helexa_site.bootstrap.console import say
 from helexa_site.bootstrap.load_progress import LoadProgressView
 from helexa_site.instance import INSTANCE_HEADER, instance_id

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import redis
 
-from fleet.live import redis_client
-from fleet.refusals import read_refusals
+from fleet.live.reading import redis_client
+from fleet.live.refusals import read_refusals
 from helexa_site.doctor.findings import Finding, ok, warning
 from inference.descriptors import DescriptorMarks, raise_descriptor_limit
 from inference.protocol.refusals import OVERLOADED, Refused

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fleet.errors import SnapshotUnavailableError
-from fleet.live import read_live_fleet, redis_client
-from fleet.reports import Report
+from fleet.live.reading import read_live_fleet, redis_client
+from fleet.live.reports import Report
 from helexa_site.doctor.findings import Finding, ok, warning
 from helexa_site.program import program
 from inference.version import VERSION

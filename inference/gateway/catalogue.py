@@ -14,8 +14,8 @@ from typing import Protocol
 
 from fleet import selectors, services
 from fleet.catalogue import CatalogueEntry
-from fleet.catalogue_cache import CACHE_S, OfferedModels
 from fleet.errors import FleetError, UnknownNeuronError
+from fleet.live.catalogue_cache import CACHE_S, OfferedModels
 from fleet.placement import Catalogue as FleetCatalogue
 from fleet.placement import Load
 from inference.gateway.database import DatabaseThreads, unavailable

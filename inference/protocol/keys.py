@@ -36,7 +36,8 @@ import re
 NEURON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 NEURONS = "helexa:neurons"
 NEURON_WISHES = "helexa:neurons:wishes"
-"""What the operator wishes of them: ``fleet.wishes``. It also names neurons that were invited."""
+"""What the operator wishes of them: ``fleet.live.wishes``. It also names neurons that were
+invited."""
 
 HEARTBEAT_INTERVAL_S = 1.0
 HEARTBEAT_EXPIRY_S = 4.0

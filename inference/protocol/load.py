@@ -53,7 +53,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str
     """The catalogue name: what clients ask for and what the replica is called."""
     order: str = ""
-    """The control's mark that it ordered this model on this neuron (``fleet.load_orders``)."""
+    """The control's mark that it ordered this model on this neuron (``fleet.live.load_orders``)."""
     source: str
     """``scheme:rest``, scheme one of huggingface, path, pypi."""
     file: str | None = None

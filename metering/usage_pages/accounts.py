@@ -10,9 +10,9 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from fleet import live
+from fleet.live import reading as live
+from fleet.live.refusals import read_refusals
 from fleet.models import CatalogueModel
-from fleet.refusals import read_refusals
 from helexa_site.pages import render_page
 from metering import selectors
 from metering.money import cost_text, usd_text

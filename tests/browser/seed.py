@@ -48,7 +48,8 @@ def main() -> None:
 def _fleet() -> None:
     from django.utils import timezone
 
-    from fleet import live, services
+    from fleet import services
+    from fleet.live import reading as live
     from fleet.models import Neuron
     from inference.protocol import keys
     from inference.protocol.heartbeat import encode_heartbeat
@@ -101,10 +102,11 @@ def _operations() -> None:
     """What an operator has done, and what came of it."""
     from django.utils import timezone
 
-    from fleet import live, services
+    from fleet import services
+    from fleet.live import reading as live
+    from fleet.live.wishes import AdmissionPolicy
     from fleet.models import CatalogueModel, Download, LoadJob, Neuron
     from fleet.services.invitations import share_record
-    from fleet.wishes import AdmissionPolicy
     from inference.protocol.downloads import CachedModel, CacheReport, encode_cache_report
     from inference.protocol.keys import downloads_key
     from metering.actor import COMMAND

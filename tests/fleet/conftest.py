@@ -10,9 +10,10 @@ import pytest
 import redis
 from kombu.exceptions import OperationalError
 
-from fleet import live, neuron_client, selectors, services, tasks
+from fleet import neuron_client, selectors, services, tasks
+from fleet.control.watch import FleetWatch
+from fleet.live import reading as live
 from fleet.models import CatalogueModel
-from fleet.watch import FleetWatch
 from inference.protocol import keys
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from fleet import live, services
+from fleet import services
+from fleet.live import reading as live
 from fleet.services import invitations
 from inference.protocol.joining import decode_joining
 from metering.actor import COMMAND

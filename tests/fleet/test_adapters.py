@@ -13,8 +13,8 @@ from django.urls import reverse
 
 from fleet import selectors, services
 from fleet.catalogue import CatalogueEntry, CatalogueSettings, check_settings
-from fleet.catalogue_cache import OfferedModels
 from fleet.errors import CatalogueValueError, ReplicaNotFoundError
+from fleet.live.catalogue_cache import OfferedModels
 from fleet.models import CatalogueModel
 from fleet.models_toml import read_document
 from fleet.models_toml.problems import ModelsTomlError

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 import redis
 
-from fleet import live, services
+from fleet import services
 from fleet.lifecycles import LoadJobStatus
+from fleet.live import reading as live
 from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage

@@ -9,11 +9,12 @@ import pytest
 from django.contrib.auth.models import Permission
 from django.urls import reverse
 
-from fleet import live, services
+from fleet import services
 from fleet.lifecycles import NeuronStatus
+from fleet.live import reading as live
+from fleet.live.snapshot import FleetSnapshot
 from fleet.models import FleetPolicy, Invitation, Neuron, NeuronWish
 from fleet.services import invitations
-from fleet.snapshot import FleetSnapshot
 from inference.protocol import keys
 from inference.protocol.joining import decode_joining
 from metering.actor import COMMAND

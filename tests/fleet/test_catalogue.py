@@ -11,7 +11,7 @@ import pytest
 from fleet import catalogue
 from fleet.catalogue import SETTINGS, CatalogueEntry, SettingValue, rules
 from fleet.errors import CatalogueValueError
-from fleet.measurements import MeasuredLoad
+from fleet.live.measurements import MeasuredLoad
 from inference.protocol.load import EarlierLoads, LoadSpec, spec_digest
 from inference.protocol.prefill_speed import PrefillSpeed
 

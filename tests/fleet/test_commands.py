@@ -16,10 +16,10 @@ from django.test import Client
 
 from fleet import services
 from fleet.api.catalogue import CatalogueView
+from fleet.live.snapshot import FleetSnapshot
 from fleet.management.backend import refusal_of, refusal_text
 from fleet.management.following import follow
 from fleet.models import CatalogueModel
-from fleet.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.actor import COMMAND
 from metering.models import AuditEntry

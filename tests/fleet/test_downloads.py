@@ -19,10 +19,10 @@ from fleet.errors import (
     UnknownModelError,
 )
 from fleet.lifecycles import LoadJobStatus
+from fleet.live.snapshot import build_snapshot
+from fleet.live.wishes import NO_WISHES
 from fleet.models import Download
 from fleet.placement.download_place import download_neuron
-from fleet.snapshot import build_snapshot
-from fleet.wishes import NO_WISHES
 from inference.protocol.downloads import (
     encode_cache_report,
 )

@@ -10,7 +10,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from fleet import live, services
+from fleet import services
+from fleet.live import reading as live
 from fleet.models import Device, Download, Neuron, Replica
 from fleet.overview import HeldMemory, fleet_overview
 from inference.protocol import keys

@@ -14,8 +14,8 @@ from fleet import services
 from fleet.admin.replica_report import report_rows
 from fleet.errors import IllegalTransitionError
 from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
+from fleet.live.snapshot import FleetSnapshot, build_snapshot
 from fleet.models import Device, Neuron, Replica
-from fleet.snapshot import FleetSnapshot, build_snapshot
 from inference.protocol.heartbeat import HostInfo, ReplicaStatus
 from inference.protocol.load import LoadFailure
 from metering.actor import COMMAND

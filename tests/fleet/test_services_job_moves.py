@@ -11,9 +11,9 @@ from fleet.errors import (
     IllegalTransitionError,
 )
 from fleet.lifecycles import LoadJobStatus
+from fleet.live.snapshot import FleetSnapshot
 from fleet.models import LoadJob
 from fleet.services import load_jobs
-from fleet.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
 from tests.fleet.load_job_steps import fresh, hear, job, later, model, neuron, start, unload

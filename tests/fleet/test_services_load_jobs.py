@@ -14,7 +14,7 @@ from fleet.errors import (
     UnknownNeuronError,
 )
 from fleet.lifecycles import LoadJobStatus
-from fleet.load_orders import load_orders
+from fleet.live.load_orders import load_orders
 from fleet.models import CatalogueModel, LoadJob, Neuron
 from fleet.services import job_starts, load_jobs
 from inference.protocol.load import LoadSpec

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fleet import selectors, services
-from fleet.measurements import DeviceKind, MeasuredLoad
+from fleet.live.measurements import DeviceKind, MeasuredLoad
 from fleet.models import CatalogueModel, LoadMeasurement, Neuron
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import EarlierLoads, LoadFailure, LoadSpec

@@ -10,8 +10,8 @@ from django.utils import timezone
 
 from fleet import services
 from fleet.errors import ModelRecoveringError, NeuronAwayError, PlacementRefusedError
+from fleet.live.snapshot import FleetSnapshot
 from fleet.models import LoadJob, Neuron
-from fleet.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.keys import heartbeat_key
 from inference.protocol.load import LoadFailure

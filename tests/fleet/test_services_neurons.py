@@ -7,12 +7,13 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from fleet import live, services, tasks
+from fleet import services, tasks
 from fleet.errors import NeuronAliveError, UnknownNeuronError
 from fleet.lifecycles import LoadJobKind, NeuronStatus
+from fleet.live import reading as live
+from fleet.live.snapshot import FleetSnapshot
+from fleet.live.wishes import AdmissionPolicy
 from fleet.models import CatalogueModel, Device, LoadJob, Neuron, NeuronWish
-from fleet.snapshot import FleetSnapshot
-from fleet.wishes import AdmissionPolicy
 from inference.protocol import keys
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.actor import COMMAND

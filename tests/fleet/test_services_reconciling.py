@@ -9,12 +9,12 @@ import pytest
 from django.utils import timezone
 
 from fleet import selectors, services
+from fleet.control.watch import Watched
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
+from fleet.live.snapshot import build_snapshot
 from fleet.models import CatalogueModel, LoadJob, Neuron
 from fleet.placement import Load
 from fleet.placement.plan import Observed, Plan
-from fleet.snapshot import build_snapshot
-from fleet.watch import Watched
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadSpec
 from metering.actor import COMMAND, GATEWAY

@@ -6,13 +6,14 @@ import contextlib
 
 import pytest
 
-from fleet import leadership, services
+from fleet import services
+from fleet.control import leadership
 from fleet.errors import ReplicaNotFoundError
 from fleet.lifecycles import LoadJobStatus
+from fleet.live.snapshot import build_snapshot
 from fleet.models import LoadJob
 from fleet.placement import Load
 from fleet.services.reloads import reload_plan
-from fleet.snapshot import build_snapshot
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadFailure
 from metering.actor import COMMAND

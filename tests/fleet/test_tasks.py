@@ -10,8 +10,9 @@ import redis
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from fleet import live, services, tasks
+from fleet import services, tasks
 from fleet.lifecycles import LoadJobStatus, NeuronStatus
+from fleet.live import reading as live
 from fleet.models import LoadJob, Neuron
 from fleet.placement.plan import Plan
 from fleet.placement.reconcile import reconcile

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from fleet.report_bounds import MAX_CONTEXT_TOKENS
+from fleet.live.report_bounds import MAX_CONTEXT_TOKENS
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.answer_check import AnswerCheck, AnswerFaultError, UsageBounds
 from inference.gateway.request.token_bounds import DEFAULT_OUTPUT_TOKENS

@@ -10,10 +10,10 @@ import pytest
 
 from fleet import services
 from fleet.lifecycles import NeuronStatus
-from fleet.load_orders import LoadOrders
+from fleet.live.load_orders import LoadOrders
+from fleet.live.reports import MAX_REPLICAS, Report, read_report, tell_refusal
+from fleet.live.snapshot import build_snapshot
 from fleet.models import Neuron
-from fleet.reports import MAX_REPLICAS, Report, read_report, tell_refusal
-from fleet.snapshot import build_snapshot
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
     HostInfo,

@@ -11,9 +11,11 @@ import pytest
 import redis
 import redis.asyncio
 
-from fleet import engine_logs, live, neuron_client, services
-from fleet.cache_reports import read_cache_reports
+from fleet import neuron_client, services
 from fleet.errors import EngineLogUnavailableError, ReplicaNotFoundError
+from fleet.live import engine_logs
+from fleet.live import reading as live
+from fleet.live.cache_reports import read_cache_reports
 from fleet.models import Neuron
 from inference.gateway.gateway import Gateway
 from inference.protocol import keys

@@ -13,10 +13,10 @@ import pytest
 import redis
 import redis.asyncio
 
-from fleet import live
-from fleet.cache_reports import read_cache_reports
+from fleet.live import reading as live
+from fleet.live.cache_reports import read_cache_reports
+from fleet.live.wishes import AdmissionPolicy, Wish, Wishes, encode_wishes
 from fleet.redis_users import COMMANDS
-from fleet.wishes import AdmissionPolicy, Wish, Wishes, encode_wishes
 from inference.gateway.gateway import Gateway
 from inference.protocol import keys
 from tests.hostile.conftest import EVIL, MB

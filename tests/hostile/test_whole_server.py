@@ -67,7 +67,7 @@ def _invite_once(serve: Serve) -> Evil:
     """Raises ``redis.AuthenticationError``."""
     line, order = catalogue.run(
         serve,
-        "from fleet.load_orders import load_orders\n"
+        "from fleet.live.load_orders import load_orders\n"
         f"print(services.neuron_invite(actor=COMMAND, neuron_name={EVIL!r}))\n"
         f"print(load_orders().order(neuron={EVIL!r}, model='lure'))",
     ).split()

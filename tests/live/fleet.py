@@ -23,8 +23,8 @@ import redis
 from django.conf import settings as django_settings
 
 from fleet.errors import SnapshotUnavailableError
-from fleet.live import read_snapshot_sync
-from fleet.snapshot import FleetSnapshot
+from fleet.live.reading import read_snapshot_sync
+from fleet.live.snapshot import FleetSnapshot
 from inference.neuron.host.simulated_devices import VARIABLE as DEVICES_VARIABLE
 from inference.neuron.host.simulated_devices import SimulatedDevice, SimulatedDevices, Simulation
 from inference.protocol.heartbeat import ReplicaStatus

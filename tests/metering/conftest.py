@@ -12,8 +12,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from pytest_django.plugin import DjangoDbBlocker
 
-from fleet import live
-from fleet.leadership import Leadership
+from fleet.control.leadership import Leadership
+from fleet.live import reading as live
 from metering import tasks
 from metering.actor import COMMAND
 from metering.directory import KeyDirectory

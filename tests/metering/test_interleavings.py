@@ -85,7 +85,7 @@ class ReportStream:
         return self
 
     def execute_command(self, *command: Any) -> None:
-        """The two reads of ``fleet.neuron_reads``: a stream's entries and a hash's fields."""
+        """The two reads of ``fleet.live.neuron_reads``: a stream's entries and a hash's fields."""
         _eval, _script, _num_keys, key, _max_bytes, *rest = command
         if key == held_key("beast"):
             self.replies.append([None for _field in rest])

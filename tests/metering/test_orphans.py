@@ -7,8 +7,8 @@ import redis
 from django.conf import settings
 from django.db import OperationalError
 
-from fleet import live
-from fleet.leadership import Leadership
+from fleet.control.leadership import Leadership
+from fleet.live import reading as live
 from inference.protocol.held import HeldRequests, encode_held_requests
 from inference.protocol.keys import NEURONS, gateway_alive_key, held_key
 from metering import orphans, tasks, usage_reports

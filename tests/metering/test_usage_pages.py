@@ -11,8 +11,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from fleet import live
 from fleet import services as fleet_services
+from fleet.live import reading as live
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from metering import services
 from metering.actor import COMMAND, user_actor

@@ -9,7 +9,7 @@ import redis
 from django.conf import settings
 from django.db import OperationalError
 
-from fleet import live
+from fleet.live import reading as live
 from inference.protocol.keys import gateway_alive_key, usage_key
 from metering import store, tasks
 from metering.models import LedgerEntry, Reservation, UsageHour

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from fleet.lifecycles import LoadJobStatus
-from fleet.snapshot import build_snapshot
-from fleet.wishes import NO_WISHES
+from fleet.live.snapshot import build_snapshot
+from fleet.live.wishes import NO_WISHES
 from inference.gateway.metrics.fleet import DatabaseCounts, FleetCollector
 from inference.gateway.metrics.requests import Metrics
 from inference.protocol.heartbeat import ReplicaStatus

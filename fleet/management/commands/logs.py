@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 from typing import Any
 from urllib.parse import quote
 
-from fleet.engine_logs import DEFAULT_LINES
+from fleet.live.engine_logs import DEFAULT_LINES
 from fleet.management.backend import add_backend_arguments, backend_of
 from helexa_site.quick_command import QuickCommand
 from metering.management.output import json_text, told

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import orjson
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement import Reject, place
-from fleet.snapshot import FleetSnapshot, ReplicaView
 from helexa_site.instance import INSTANCE_HEADER, instance_id
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus

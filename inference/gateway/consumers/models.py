@@ -10,10 +10,10 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from fleet.catalogue import CatalogueEntry
-from fleet.outdated import is_outdated
+from fleet.catalogue.outdated import is_outdated
+from fleet.live.snapshot import FleetSnapshot, ReplicaView
+from fleet.placement.devices.room import feasible_on
 from fleet.placement.failures import failed_loads
-from fleet.placement.room import feasible_on
-from fleet.snapshot import FleetSnapshot, ReplicaView
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire.anthropic import errors as anthropic_errors

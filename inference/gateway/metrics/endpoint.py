@@ -18,8 +18,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import make_wsgi_app
 
+from fleet.live.snapshot import FleetSnapshot
 from fleet.selectors import load_jobs_by_status
-from fleet.snapshot import FleetSnapshot
 from helexa_site.instance import INSTANCE_HEADER, instance_id
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway

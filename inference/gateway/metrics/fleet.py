@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.protocol.heartbeat import DeviceInfo
 
 MIB = 1 << 20

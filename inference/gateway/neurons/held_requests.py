@@ -18,7 +18,7 @@ import msgspec
 import redis
 import redis.asyncio
 
-from fleet.neuron_reads import NeuronValueError, fields_read, run_reads_async
+from fleet.live.neuron_reads import NeuronValueError, fields_read, run_reads_async
 from inference.gateway.redis.failure import redis_unavailable
 from inference.gateway.redis.inbox import Dispatcher
 from inference.gateway.redis.readers_by_neuron import EventReaders

@@ -18,11 +18,11 @@ from dataclasses import replace
 import redis
 import redis.asyncio
 
-from fleet.absences import Absences
 from fleet.errors import SnapshotUnavailableError
-from fleet.live import read_snapshot
-from fleet.neuron_reads import NeuronValueError, hash_read, run_reads_async
-from fleet.snapshot import FleetSnapshot, NeuronView
+from fleet.live.absences import Absences
+from fleet.live.neuron_reads import NeuronValueError, hash_read, run_reads_async
+from fleet.live.reading import read_snapshot
+from fleet.live.snapshot import FleetSnapshot, NeuronView
 from inference.gateway.redis.failure import redis_unavailable
 from inference.gateway.redis.readers_by_neuron import EventReaders
 from inference.gateway.request.event_stream import RequestStreams, neuron_lost

@@ -10,7 +10,7 @@ import time
 from typing import ClassVar
 
 from fleet.catalogue import CatalogueEntry
-from fleet.snapshot import FleetSnapshot
+from fleet.live.snapshot import FleetSnapshot
 from inference.gateway.consumers.api_consumer import ApiConsumer, Headers
 from inference.gateway.consumers.embed import write_body
 from inference.gateway.consumers.generate import GenerationConsumer

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import Decision, Load, Reject, Route, RoutingHint, Wait, place, route
 from fleet.placement.expected import with_load, with_status
-from fleet.snapshot import FleetSnapshot
 from inference.gateway.catalogue import Catalogue
 from inference.gateway.request.event_stream import RequestStreams
 from inference.gateway.request.waiting_room import WaitingRoom

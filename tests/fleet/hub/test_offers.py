@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from fleet.catalogue import CatalogueEntry
 from fleet.hub.offers import HubRepository, fits, offers_of
-from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.wishes import KnownDevice, KnownHost, Wish, Wishes
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.live.wishes import KnownDevice, KnownHost, Wish, Wishes
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 
 GIB = 1024**3

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fleet.catalogue import CatalogueEntry
-from fleet.measurements import DeviceKind, MeasuredLoad
+from fleet.live.measurements import DeviceKind, MeasuredLoad
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement import Catalogue
-from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 
 GIB = 1024**3

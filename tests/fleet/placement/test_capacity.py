@@ -9,9 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import Load, place
-from fleet.placement.needs import UNKNOWN_BYTES, USUAL_CONTEXT_TOKENS, WANTED_CONTEXTS, Needs
-from fleet.snapshot import FleetSnapshot
+from fleet.placement.devices.needs import (
+    UNKNOWN_BYTES,
+    USUAL_CONTEXT_TOKENS,
+    WANTED_CONTEXTS,
+    Needs,
+)
 from tests.fleet.placement.fleets import GIB, card, entry, fleet, neuron, took
 
 MIB = 1024**2

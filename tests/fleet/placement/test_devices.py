@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from fleet.live.snapshot import Absence
+from fleet.live.turns import Turn
 from fleet.placement import Decision, Load, Reject, Route, Wait, place
-from fleet.placement.residents import MIN_TURN_S
-from fleet.snapshot import Absence
-from fleet.turns import Turn
+from fleet.placement.devices.residents import MIN_TURN_S
 from tests.fleet.placement.fleets import (
     FAILED,
     LOADING,

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet import absences, catalogue, measurements, placement, snapshot, turns
+from fleet import catalogue, placement
 from fleet.catalogue import CatalogueEntry
-from fleet.measurements import DeviceKind, MeasuredLoad
+from fleet.live import absences, measurements, snapshot, turns
+from fleet.live.measurements import DeviceKind, MeasuredLoad
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement import FAILED_LOAD_BACKOFF_S, Decision, Load, Reject, Route, Wait, place
+from fleet.placement.devices.sleeping import waking_bytes
 from fleet.placement.failures import UNFIT_BACKOFF_S, failed_loads
-from fleet.placement.sleeping import waking_bytes
-from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.live.snapshot import Absence, FleetSnapshot
 from fleet.placement import Load
+from fleet.placement.devices.surplus import EXTRA_IDLE_S, SETTLED_S, UNKNOWN_GRACE_S
 from fleet.placement.plan import Jobs, Observed, Plan, Unload
 from fleet.placement.reconcile import MAX_LOADS_A_TICK, reconcile
-from fleet.placement.surplus import EXTRA_IDLE_S, SETTLED_S, UNKNOWN_GRACE_S
-from fleet.snapshot import Absence, FleetSnapshot
 from inference.protocol.load import LoadFailure
 from tests.fleet.placement.fleets import (
     DRAINING,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.snapshot import FleetSnapshot, NeuronView
+from fleet.live.wishes import Admission, KnownDevice, KnownHost, Wish, Wishes
 from fleet.placement import Load, Reject, place, place_on
 from fleet.placement.returning import MAX_RETURN_S, MIN_RETURN_S
-from fleet.snapshot import FleetSnapshot, NeuronView
-from fleet.wishes import Admission, KnownDevice, KnownHost, Wish, Wishes
 from inference.protocol.load import LoadFailure
 from tests.fleet.placement.fleets import FAILED, GIB, card, entry, fleet, neuron, processor, replica
 

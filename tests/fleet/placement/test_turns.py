@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.live.snapshot import FleetSnapshot, ReplicaView
+from fleet.live.turns import Turn, decode_turns, encode_turns
 from fleet.placement import Load, Route, Wait, place
+from fleet.placement.devices.residents import IDLE_TURN_S, MIN_TURN_S
 from fleet.placement.plan import Jobs, Observed, Unload, Waiting
 from fleet.placement.reconcile import reconcile
-from fleet.placement.residents import IDLE_TURN_S, MIN_TURN_S
 from fleet.placement.turns import MAX_PROMISE_S, turns_kept
-from fleet.snapshot import FleetSnapshot, ReplicaView
-from fleet.turns import Turn, decode_turns, encode_turns
 from tests.fleet.placement.fleets import (
     DRAINING,
     LOADING,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fleet.snapshot import ReplicaView
+from fleet.live.snapshot import ReplicaView
 from helexa_site.bootstrap.arguments import (
     ServeOptions,
     base_url,

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from fleet import live, selectors, services
-from fleet.wishes import KnownDevice, KnownHost, Wish, Wishes, encode_wishes
+from fleet import selectors, services
+from fleet.live import reading as live
+from fleet.live.wishes import KnownDevice, KnownHost, Wish, Wishes, encode_wishes
 from helexa_site.bootstrap import readiness
 from helexa_site.bootstrap.database import prepare_database
 from helexa_site.bootstrap.readiness import EnsureWanted

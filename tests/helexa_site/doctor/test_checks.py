@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fleet.reports import Report
+from fleet.live.reports import Report
 from helexa_site.bootstrap.arguments import DoctorOptions
 from helexa_site.config import Config, read_config
 from helexa_site.doctor import (

@@ -11,8 +11,8 @@ from django.db import OperationalError
 
 from fleet import selectors, services
 from fleet.catalogue import CatalogueEntry
-from fleet.catalogue_cache import CatalogueCache
 from fleet.errors import ModelDisabledError, UnknownNeuronError
+from fleet.live.catalogue_cache import CatalogueCache
 from fleet.placement import Load
 from inference.gateway import catalogue as catalogue_module
 from inference.gateway.catalogue import DatabaseCatalogue

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fleet.catalogue import CatalogueEntry
-from fleet.measurements import MeasuredLoad
-from fleet.snapshot import Absence, FleetSnapshot, NeuronView, ReplicaView
+from fleet.live.measurements import MeasuredLoad
+from fleet.live.snapshot import Absence, FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.consumers.models import model_card
 from inference.protocol.heartbeat import Capability, DeviceInfo, ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage

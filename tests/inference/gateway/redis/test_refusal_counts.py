@@ -8,7 +8,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from fleet.refusals import read_refusals
+from fleet.live.refusals import read_refusals
 from inference.gateway.redis.refusal_counts import RefusalCounts
 from inference.gateway.request.call import RequestOutcome
 from inference.gateway.request.tally import NOTHING

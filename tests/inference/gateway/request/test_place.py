@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.redis.failure import redis_unavailable
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
 from inference.gateway.request.place import Placer

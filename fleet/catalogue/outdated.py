@@ -1,0 +1,20 @@
+"""Whether what is loaded is what the catalogue says now. Pure."""
+
+from __future__ import annotations
+
+from fleet.catalogue import CatalogueEntry
+from fleet.live.snapshot import FleetSnapshot
+
+
+def is_outdated(loaded_digest: str, entry: CatalogueEntry) -> bool:
+    """A neuron that does not say what it loaded by is believed."""
+    return loaded_digest not in ("", entry.spec_digest())
+
+
+def outdated_neurons(entry: CatalogueEntry, snapshot: FleetSnapshot) -> list[str]:
+    """Neurons whose replica of the model was loaded by another spec."""
+    return [
+        replica.neuron
+        for replica in snapshot.replicas_of(entry.name)
+        if is_outdated(replica.spec_digest, entry)
+    ]

@@ -1,0 +1,98 @@
+"""What the control remembers from tick to tick: how long things have been as they are.
+
+    snapshots, gateways' reports ─▶ FleetWatch ─▶ who is absent, what waits, whose queue is long
+
+Nothing of it is written down: a control that takes over begins to watch anew, and decides by what
+it has seen itself. The time is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from fleet.live.absences import Absences
+from fleet.live.snapshot import FleetSnapshot
+from fleet.live.turns import Turn
+from fleet.placement.plan import Observed, Waiting
+from fleet.placement.reconcile import is_queue_long
+from inference.protocol.waiting import WaitingReport
+
+GATEWAY_SILENCE_S = 5.0
+"""A report that has not changed for so long is of a gateway that is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    snapshot: FleetSnapshot
+    """The fleet, with the neurons that are absent for now."""
+    observed: Observed
+    gone_gateways: tuple[str, ...]
+    """Gateways that have fallen silent: their reports can go."""
+
+
+class FleetWatch:
+    def __init__(self) -> None:
+        self._absences = Absences()
+        self._beats: dict[str, tuple[int, float]] = {}
+        """The last beat of each gateway, and since when it is the last."""
+        self._long_since_s: dict[str, float] = {}
+        self._turns_since_s: dict[Turn, float] | None = None
+        """``None``: nothing has been seen yet, and what another control promised holds."""
+
+    def look(
+        self, snapshot: FleetSnapshot, reports: Mapping[str, WaitingReport], now_s: float
+    ) -> Watched:
+        gone = self._gone_gateways(reports, now_s)
+        living = [report for name, report in reports.items() if name not in gone]
+        observed = Observed(
+            waiting=_waiting(living), queue_long_s=self._queue_long_s(snapshot, now_s)
+        )
+        return Watched(self._absences.noted(snapshot, now_s), observed, gone)
+
+    def turns(self, snapshot: FleetSnapshot, now_s: float) -> tuple[Turn, ...]:
+        """The turns under way, with their ages."""
+        if self._turns_since_s is None:
+            return snapshot.turns
+        return tuple(
+            msgspec.structs.replace(turn, age_s=now_s - since_s)
+            for turn, since_s in self._turns_since_s.items()
+        )
+
+    def keep(self, turns: Sequence[Turn], now_s: float) -> None:
+        """``turns`` are all that are under way now."""
+        known = self._turns_since_s or {}
+        ageless = [(msgspec.structs.replace(turn, age_s=0.0), turn.age_s) for turn in turns]
+        self._turns_since_s = {turn: known.get(turn, now_s - age_s) for turn, age_s in ageless}
+
+    def _gone_gateways(self, reports: Mapping[str, WaitingReport], now_s: float) -> tuple[str, ...]:
+        gone = []
+        for name, report in reports.items():
+            beat, since_s = self._beats.get(name, (None, now_s))
+            if beat != report.beat:
+                since_s = now_s
+            elif now_s - since_s >= GATEWAY_SILENCE_S:
+                gone.append(name)
+            self._beats[name] = (report.beat, since_s)
+        self._beats = {name: self._beats[name] for name in reports}
+        return tuple(gone)
+
+    def _queue_long_s(self, snapshot: FleetSnapshot, now_s: float) -> dict[str, float]:
+        long = {model for model, held in snapshot.by_model.items() if is_queue_long(held)}
+        self._long_since_s = {model: self._long_since_s.get(model, now_s) for model in long}
+        return {model: now_s - since_s for model, since_s in self._long_since_s.items()}
+
+
+def _waiting(reports: Sequence[WaitingReport]) -> dict[str, Waiting]:
+    """What waits for each model at all gateways together."""
+    waiting: dict[str, Waiting] = {}
+    for report in reports:
+        for model, here in report.models.items():
+            before = waiting.get(model, Waiting(num_requests=0, oldest_s=0.0))
+            waiting[model] = Waiting(
+                num_requests=before.num_requests + here.num_requests,
+                oldest_s=max(before.oldest_s, here.oldest_s),
+            )
+    return waiting

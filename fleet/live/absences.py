@@ -1,0 +1,36 @@
+"""Neurons that have just fallen silent: what they hold is expected back for a while.
+
+    silent, said nothing ─▶ absent for GRACE_S ─▶ forgotten: what it held is loaded elsewhere
+                              └─▶ speaks again: nothing has happened
+
+A neuron that said it was leaving is not waited for. Pure but for what it remembers: the time is an
+argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fleet.live.snapshot import Absence, FleetSnapshot, NeuronView
+
+GRACE_S = 10.0
+"""After its heartbeat has lapsed, which takes four seconds. Long enough for a host that stalls or a
+network that blinks, and shorter than most loads."""
+
+
+class Absences:
+    def __init__(self) -> None:
+        self._last_seen: dict[str, tuple[float, NeuronView]] = {}
+
+    def noted(self, snapshot: FleetSnapshot, now_s: float) -> FleetSnapshot:
+        """``snapshot``, with the neurons that are absent at ``now_s``."""
+        for neuron in snapshot.neurons:
+            self._last_seen[neuron.name] = (now_s, neuron)
+        absent = []
+        for name, (seen_s, neuron) in list(self._last_seen.items()):
+            silent_s = now_s - seen_s
+            if silent_s >= GRACE_S or neuron.is_leaving or not neuron.is_admitted:
+                del self._last_seen[name]
+            elif snapshot.neuron(name) is None:
+                absent.append(Absence(neuron=neuron, silent_s=silent_s))
+        return replace(snapshot, absent=tuple(absent)) if absent else snapshot

@@ -1,0 +1,70 @@
+"""The last lines of an engine's log, asked of its neuron through Redis.
+
+Celery task neuron.tell_log ─▶ the neuron ─▶ one answer in a list of its own ─▶ LPOP
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+
+import msgspec
+import redis
+
+from fleet import neuron_client, selectors
+from fleet.errors import EngineLogUnavailableError, ReplicaNotFoundError, SnapshotUnavailableError
+from fleet.live import reading as live
+from fleet.live.neuron_reads import NeuronValueError, item_pop
+from inference.logs.formatters import one_line
+from inference.protocol.engine_logs import EngineLogAnswer, decode_engine_log
+from inference.protocol.keys import engine_log_key
+
+ANSWER_TIMEOUT_S = 3.0
+POLL_INTERVAL_S = 0.05
+"""An answer is measured before it is read, which a blocking pop would not do."""
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+DEFAULT_LINES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLog:
+    neuron: str
+    model: str
+    lines: tuple[str, ...]
+    """The last is the newest."""
+
+
+def engine_log(neuron_name: str, model_name: str, num_lines: int = DEFAULT_LINES) -> EngineLog:
+    """``model_name`` may be an alias. Blocks for a round trip to the neuron. Raises
+    ``UnknownNeuronError``, ``ReplicaNotFoundError``, ``EngineLogUnavailableError``,
+    ``BrokerUnavailableError``, ``SnapshotUnavailableError``."""
+    neuron = selectors.neuron_known(neuron_name)
+    entry = selectors.catalogue_find(model_name)
+    model = model_name if entry is None else entry.name
+    ask_id = uuid.uuid4().hex
+    neuron_client.send_tell_log(
+        neuron_name=neuron.name, ask_id=ask_id, model_name=model, num_lines=num_lines
+    )
+    answer = _wait_for(neuron.name, ask_id)
+    if not answer.is_known:
+        raise ReplicaNotFoundError(
+            f"No engine for {model} has run on {neuron.name} since that was started"
+        )
+    return EngineLog(neuron=neuron.name, model=model, lines=tuple(map(one_line, answer.lines)))
+
+
+def _wait_for(neuron_name: str, ask_id: str) -> EngineLogAnswer:
+    """Raises ``EngineLogUnavailableError``, ``SnapshotUnavailableError``."""
+    pop = item_pop(engine_log_key(neuron_name, ask_id), max_bytes=MAX_ANSWER_BYTES)
+    give_up_s = time.monotonic() + ANSWER_TIMEOUT_S
+    try:
+        while (answer := pop.run(live.redis_client())) is None:
+            if time.monotonic() > give_up_s:
+                raise EngineLogUnavailableError(f"{neuron_name} does not answer: is it away?")
+            time.sleep(POLL_INTERVAL_S)
+        return decode_engine_log(answer)
+    except (redis.RedisError, OSError) as error:
+        raise SnapshotUnavailableError("Redis does not answer") from error
+    except (msgspec.DecodeError, NeuronValueError) as error:
+        raise EngineLogUnavailableError(f"The answer of {neuron_name} is not understood") from error

@@ -1,0 +1,178 @@
+"""Reading what neurons report, and what the operator wishes of them, out of Redis: for asyncio and
+for threads.
+
+    ZRANGE helexa:neurons, HGETALL helexa:neurons:wishes, GET helexa:turns
+        └─▶ GETRANGE of their heartbeats
+
+Two round trips; the building is shared and pure. A heartbeat's key expires a few seconds after the
+neuron falls silent, so what can be read is alive by Redis' clock alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+import redis
+import redis.asyncio
+from django.conf import settings
+
+from fleet.errors import SnapshotUnavailableError
+from fleet.live.load_orders import load_orders
+from fleet.live.neuron_reads import (
+    NeuronValueError,
+    Read,
+    run_reads,
+    run_reads_async,
+    text_read,
+)
+from fleet.live.reports import MAX_REPORT_BYTES, Report, read_report
+from fleet.live.snapshot import FleetSnapshot, build_snapshot
+from fleet.live.turns import Turn, decode_turns, encode_turns
+from fleet.live.wishes import NO_WISHES, Wishes, decode_wishes
+from inference.logs.throttled import ThrottledLog
+from inference.protocol import keys
+from inference.protocol.waiting import WaitingReport, decode_waiting_report
+
+logger = logging.getLogger(__name__)
+_log = ThrottledLog(logger, logging.WARNING)
+
+REDIS_TIMEOUT_S = 5.0
+MAX_NEURONS = 1000
+"""Those that spoke last; a neuron that writes names that are not its own fills no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFleet:
+    """What is in Redis at one moment. ``wishes`` is ``None`` where none are published."""
+
+    reports: tuple[Report, ...]
+    wishes: Wishes | None
+    turns: tuple[Turn, ...] = ()
+
+    def snapshot(self, before: FleetSnapshot | None = None) -> FleetSnapshot:
+        """``before``: its wishes hold where Redis has lost them. Reports that are not understood
+        are left out: their neurons are as good as away."""
+        known = NO_WISHES if before is None else before.wishes
+        heartbeats = [report.heartbeat for report in self.reports if report.heartbeat is not None]
+        return build_snapshot(heartbeats, self.wishes or known, self.turns)
+
+
+async def read_snapshot(
+    client: redis.asyncio.Redis, *, before: FleetSnapshot | None = None
+) -> FleetSnapshot:
+    """Raises ``SnapshotUnavailableError`` when Redis does not answer."""
+    try:
+        names, wishes, turns = _names_wishes_turns(await _ask_for_names(client).execute())
+        payloads = await run_reads_async(client, _heartbeat_reads(names))
+    except (redis.RedisError, OSError) as error:
+        raise SnapshotUnavailableError("Redis does not answer") from error
+    return _live_fleet(names, payloads, wishes, turns).snapshot(before)
+
+
+def read_snapshot_sync(client: redis.Redis) -> FleetSnapshot:
+    """``read_snapshot`` for threads."""
+    return read_live_fleet(client).snapshot()
+
+
+def read_live_fleet(client: redis.Redis) -> LiveFleet:
+    """Every neuron's report, whole, for those who record them. Raises ``SnapshotUnavailableError``
+    when Redis does not answer."""
+    try:
+        names, wishes, turns = _names_wishes_turns(_ask_for_names(client).execute())
+        payloads = run_reads(client, _heartbeat_reads(names))
+    except (redis.RedisError, OSError) as error:
+        raise SnapshotUnavailableError("Redis does not answer") from error
+    return _live_fleet(names, payloads, wishes, turns)
+
+
+def read_waiting(client: redis.Redis) -> dict[str, WaitingReport]:
+    """What waits at each gateway, by the gateway's id; one that is gone may be among them. Raises
+    ``SnapshotUnavailableError``."""
+    try:
+        fields: dict[bytes | str, bytes] = client.hgetall(keys.WAITING)  # type: ignore[assignment]
+    except (redis.RedisError, OSError) as error:
+        raise SnapshotUnavailableError("Redis does not answer") from error
+    reports = {}
+    for name, payload in fields.items():
+        try:
+            gateway_id = name.decode() if isinstance(name, bytes) else name
+            reports[gateway_id] = decode_waiting_report(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            _log.log("waiting", f"ignoring what waits at a gateway, which does not decode: {error}")
+    return reports
+
+
+def publish_turns(
+    client: redis.Redis, turns: Sequence[Turn], gone_gateways: Sequence[str] = ()
+) -> None:
+    """For every gateway; what gateways that are gone said is deleted. Raises
+    ``SnapshotUnavailableError``."""
+    try:
+        pipeline = client.pipeline(transaction=False)
+        pipeline.set(keys.TURNS, encode_turns(tuple(turns)), ex=keys.TURNS_EXPIRY_S)
+        if gone_gateways:
+            pipeline.hdel(keys.WAITING, *gone_gateways)
+        pipeline.execute()
+    except (redis.RedisError, OSError) as error:
+        raise SnapshotUnavailableError("Redis does not answer") from error
+
+
+@cache
+def redis_client() -> redis.Redis:
+    """This process' client for threads; connects on first use and again after a loss."""
+    return redis.Redis.from_url(
+        settings.CONFIG.redis_url,
+        socket_timeout=REDIS_TIMEOUT_S,
+        socket_connect_timeout=REDIS_TIMEOUT_S,
+    )
+
+
+def _ask_for_names(client: Any) -> Any:
+    """A pipeline of either kind of client."""
+    pipeline = client.pipeline(transaction=False)
+    pipeline.zrange(keys.NEURONS, 0, MAX_NEURONS - 1, desc=True)
+    pipeline.hgetall(keys.NEURON_WISHES)
+    pipeline.get(keys.TURNS)
+    return pipeline
+
+
+def _names_wishes_turns(
+    replies: Sequence[Any],
+) -> tuple[list[str], Wishes | None, tuple[Turn, ...]]:
+    """The names of neurons that have spoken, and of those that were invited to."""
+    spoken, fields, turns = replies
+    wishes = decode_wishes(fields)
+    names = {name.decode(errors="replace") if isinstance(name, bytes) else name for name in spoken}
+    names |= set(wishes.by_neuron if wishes else ())
+    return sorted(names), wishes, _decode_turns(turns)
+
+
+def _decode_turns(payload: bytes | str | None) -> tuple[Turn, ...]:
+    try:
+        return decode_turns(payload) if payload else ()
+    except msgspec.DecodeError as error:
+        _log.log("turns", f"ignoring turns that do not decode: {error}")
+        return ()
+
+
+def _heartbeat_reads(names: Sequence[str]) -> list[Read[bytes | None]]:
+    return [text_read(keys.heartbeat_key(name), max_bytes=MAX_REPORT_BYTES) for name in names]
+
+
+def _live_fleet(
+    names: Sequence[str],
+    payloads: Sequence[bytes | NeuronValueError | None],
+    wishes: Wishes | None,
+    turns: tuple[Turn, ...],
+) -> LiveFleet:
+    reports = (
+        read_report(name, payload, load_orders())
+        for name, payload in zip(names, payloads, strict=True)
+        if payload is not None
+    )
+    return LiveFleet(tuple(reports), wishes, turns)

@@ -1,0 +1,305 @@
+"""The live fleet at one moment, frozen: what placement decides by and what /health shows.
+
+    NeuronHeartbeat*, Wishes ──build_snapshot──▶ FleetSnapshot ▷ NeuronView* ▷ ReplicaView*
+
+Pure: no ORM, no Redis, no clock. A neuron that is not in here is away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from fleet.live.turns import Turn
+from fleet.live.wishes import NO_WISHES, Admission, Wishes
+from inference.protocol.engine import EngineStats
+from inference.protocol.heartbeat import (
+    PROTOCOL,
+    Capability,
+    DeviceInfo,
+    NeuronHeartbeat,
+    ReplicaState,
+    ReplicaStatus,
+)
+from inference.protocol.load import LoadFailure, LoadProgress, LoadReport
+
+EXPECTED_BACK = (ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOVERING)
+NO_STATS = EngineStats(
+    in_flight=0,
+    queue_depth=0,
+    kv_blocks_used=0,
+    kv_blocks_total=0,
+    decode_tokens_per_s=0.0,
+    prefill_tokens_per_s=0.0,
+    last_forward_unix_s=None,
+)
+"""The figures of an engine that has told nothing yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaView:
+    """One model on one neuron. Counters are 0 until its engine has reported any."""
+
+    neuron: str
+    model: str
+    job_id: str
+    status: ReplicaStatus
+    status_age_s: float
+    """By the neuron's own clock, so hosts need not agree on the time."""
+    num_restarts: int = 0
+    num_failed_loads: int = 0
+    """Loads of it that failed there in a row, the last one included."""
+    is_unchanged: bool = False
+    """It failed, and nothing has changed since that the next load could profit from."""
+    in_flight: int = 0
+    queue_depth: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    max_in_flight: int | None = None
+    max_queue_depth: int | None = None
+    num_preemptions: int = 0
+    prefix_hit_tokens: int = 0
+    """Prompt tokens served from the prefix cache since its engine started."""
+    num_drafted_tokens: int = 0
+    num_accepted_drafts: int = 0
+    """As in ``EngineStats``."""
+    decode_tokens_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    last_forward_age_s: float | None = None
+    """``None``: no forward pass yet."""
+    engine_age_s: float | None = None
+    """Since the engine of its load under way was started."""
+    progress: LoadProgress | None = None
+    report: LoadReport | None = None
+    capabilities: tuple[Capability, ...] = ()
+    """What the loaded model can do; empty until it is loaded."""
+    max_output_tokens: int | None = None
+    """The bound on an answer that its neuron enforces."""
+    failure: LoadFailure | None = None
+    spec_digest: str = ""
+    """Of the spec that it was loaded from; empty where the neuron does not say."""
+    devices: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    """All that it may take of those devices; ``None`` where nobody has measured. Of one that is
+    asleep, what it holds of them."""
+    host_memory_bytes: int = 0
+    """Held by the weights of one that is asleep, beside that."""
+    last_used_age_s: float | None = None
+    """``None``: nobody has used it since it was loaded."""
+    sleep_refused_age_s: float | None = None
+    """Since it was last to fall asleep and could not; ``None``: never."""
+
+    @property
+    def num_requests(self) -> int:
+        return self.in_flight + self.queue_depth
+
+    @property
+    def is_idle(self) -> bool:
+        """By what its neuron last said: nothing runs in it or waits for it."""
+        return self.num_requests == 0
+
+    @property
+    def context_tokens(self) -> int | None:
+        """The limit its engine enforces on prompt plus output; ``None`` until it is loaded."""
+        return self.report.context_tokens if self.report else None
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until the present load stage is through; ``None`` when nothing tells."""
+        if self.progress is None:
+            return None
+        return remaining_s(self.stage_age_s, self.progress.done, self.progress.total)
+
+    @property
+    def stage_age_s(self) -> float:
+        """How long the present load stage takes at most: what came before the engine, as a
+        download, says nothing of the engine's stages."""
+        return self.status_age_s if self.engine_age_s is None else self.engine_age_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeuronView:
+    name: str
+    epoch: str
+    version: str
+    devices: tuple[DeviceInfo, ...]
+    replicas: tuple[ReplicaView, ...]
+    problems: tuple[str, ...] = ()
+    cuda_unavailable: str = ""
+    """Why its cards cannot be used; empty where they can, and where it has none."""
+    is_draining: bool = False
+    """The operator wishes it, or the neuron is leaving: no new loads, and requests only for what
+    nothing else can serve."""
+    is_leaving: bool = False
+    """It ends by itself soon and refuses new requests."""
+    thread_problems: tuple[str, ...] = ()
+    """What broke in its process lately, or hangs, in words."""
+    is_ready: bool = True
+    """``False``: it lacks threads that requests need. Nothing is placed or routed there."""
+    is_admitted: bool = True
+    """False: nothing is placed or routed there."""
+    speaks_our_protocol: bool = True
+    """False: its build is too old or too new for this one. Nothing is placed or routed there."""
+
+    @property
+    def may_load(self) -> bool:
+        """Whether models may be loaded there."""
+        return self.may_serve and not self.is_draining
+
+    @property
+    def may_serve(self) -> bool:
+        """Whether requests may go there."""
+        speaks = self.speaks_our_protocol
+        return self.is_admitted and speaks and self.is_ready and not self.is_leaving
+
+    def replica_of(self, model: str) -> ReplicaView | None:
+        return next((replica for replica in self.replicas if replica.model == model), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absence:
+    """A neuron that has just fallen silent, as it was."""
+
+    neuron: NeuronView
+    silent_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetSnapshot:
+    """``neurons`` are sorted by name."""
+
+    neurons: tuple[NeuronView, ...]
+    wishes: Wishes = NO_WISHES
+    """As last published: what holds for neurons that are not here as well."""
+
+    absent: tuple[Absence, ...] = ()
+    """What they hold is expected back."""
+    turns: tuple[Turn, ...] = ()
+    """Room that is promised to models that wait for it."""
+
+    @cached_property
+    def by_model(self) -> Mapping[str, tuple[ReplicaView, ...]]:
+        """The replicas of each model, by the names of their neurons."""
+        found: dict[str, list[ReplicaView]] = {}
+        for replica in self.replicas():
+            found.setdefault(replica.model, []).append(replica)
+        return {model: tuple(replicas) for model, replicas in found.items()}
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, NeuronView]:
+        return {neuron.name: neuron for neuron in self.neurons}
+
+    def replicas(self) -> Iterator[ReplicaView]:
+        for neuron in self.neurons:
+            yield from neuron.replicas
+
+    def replicas_of(self, model: str) -> tuple[ReplicaView, ...]:
+        return self.by_model.get(model, ())
+
+    def neuron(self, name: str) -> NeuronView | None:
+        return self._by_name.get(name)
+
+    def absent_holders(self, model: str) -> tuple[str, ...]:
+        """The neurons that held it when they fell silent, and are expected back."""
+        return tuple(
+            absence.neuron.name
+            for absence in self.absent
+            if any(r.model == model and r.status in EXPECTED_BACK for r in absence.neuron.replicas)
+        )
+
+
+def build_snapshot(
+    heartbeats: Iterable[NeuronHeartbeat],
+    wishes: Wishes = NO_WISHES,
+    turns: tuple[Turn, ...] = (),
+) -> FleetSnapshot:
+    views = (_neuron_view(heartbeat, wishes) for heartbeat in heartbeats)
+    neurons = tuple(sorted(views, key=lambda view: view.name))
+    return FleetSnapshot(neurons=neurons, wishes=wishes, turns=turns)
+
+
+def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:
+    """Straight-line estimate of what is left; ``None`` where there is no rate to go by."""
+    if elapsed_s <= 0 or done <= 0 or total <= 0:
+        return None
+    return max(0.0, elapsed_s * (total - done) / done)
+
+
+def protocol_problems(heartbeat: NeuronHeartbeat) -> list[str]:
+    """Why a neuron of another build is sent nothing, in words."""
+    if heartbeat.protocol == PROTOCOL:
+        return []
+    whom = "this host is" if heartbeat.protocol < PROTOCOL else "gateways and controls are"
+    return [
+        f"it speaks protocol {heartbeat.protocol} and gateways {PROTOCOL}: no requests go there "
+        f"until {whom} upgraded"
+    ]
+
+
+def _neuron_view(heartbeat: NeuronHeartbeat, wishes: Wishes) -> NeuronView:
+    wish = wishes.of(heartbeat.name)
+    return NeuronView(
+        name=heartbeat.name,
+        epoch=heartbeat.epoch,
+        version=heartbeat.version,
+        devices=tuple(heartbeat.devices),
+        replicas=tuple(
+            _replica_view(heartbeat, state)
+            for state in sorted(heartbeat.replicas, key=lambda state: state.model)
+        ),
+        problems=(*heartbeat.host.problems, *protocol_problems(heartbeat)),
+        cuda_unavailable=heartbeat.host.cuda_unavailable,
+        is_draining=wish.drain or heartbeat.is_leaving,
+        is_leaving=heartbeat.is_leaving,
+        thread_problems=tuple(heartbeat.thread_problems),
+        is_ready=heartbeat.is_ready,
+        is_admitted=wish.admission is Admission.ADMITTED,
+        speaks_our_protocol=heartbeat.protocol == PROTOCOL,
+    )
+
+
+def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaView:
+    stats = state.stats or NO_STATS
+    return ReplicaView(
+        neuron=heartbeat.name,
+        model=state.model,
+        job_id=state.job_id,
+        status=state.status,
+        status_age_s=max(0.0, heartbeat.time_unix_s - state.since_unix_s),
+        num_restarts=state.num_restarts,
+        num_failed_loads=state.num_failed_loads,
+        is_unchanged=state.is_unchanged,
+        engine_age_s=_age_s(heartbeat, state.engine_since_unix_s),
+        progress=state.progress,
+        report=state.report,
+        capabilities=tuple(state.capabilities),
+        max_output_tokens=state.max_output_tokens,
+        max_in_flight=state.max_in_flight,
+        max_queue_depth=state.max_queue_depth,
+        failure=state.failure,
+        spec_digest=state.spec_digest,
+        devices=tuple(state.devices),
+        memory_bytes=state.memory_bytes,
+        host_memory_bytes=state.host_memory_bytes,
+        last_used_age_s=_age_s(heartbeat, state.last_used_unix_s),
+        sleep_refused_age_s=_age_s(
+            heartbeat, state.sleep_refusal.at_unix_s if state.sleep_refusal else None
+        ),
+        in_flight=stats.in_flight,
+        queue_depth=stats.queue_depth,
+        kv_blocks_used=stats.kv_blocks_used,
+        kv_blocks_total=stats.kv_blocks_total,
+        num_preemptions=stats.num_preemptions,
+        prefix_hit_tokens=stats.prefix_hit_tokens,
+        num_drafted_tokens=stats.num_drafted_tokens,
+        num_accepted_drafts=stats.num_accepted_drafts,
+        decode_tokens_per_s=stats.decode_tokens_per_s,
+        prefill_tokens_per_s=stats.prefill_tokens_per_s,
+        last_forward_age_s=_age_s(heartbeat, stats.last_forward_unix_s),
+    )
+
+
+def _age_s(heartbeat: NeuronHeartbeat, moment_unix_s: float | None) -> float | None:
+    """By the neuron's own clock."""
+    return None if moment_unix_s is None else max(0.0, heartbeat.time_unix_s - moment_unix_s)

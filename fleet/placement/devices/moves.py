@@ -1,0 +1,64 @@
+"""Which idle models move to another neuron when they have to leave for a load.
+
+    free memory in pieces:  a [ old 10 | free 6 ]   b [ free 12 ]      new needs 14
+    the load, and a move:   a [ new 14          ]   b [ old 10 | ]     nothing is lost
+
+A load that evicts is decided first. What it evicts is loaded elsewhere where memory is free and
+nobody has to leave for it in turn, however long ago it was used: that room is free. What is busy or
+pinned never moves, nor what can sleep where it is, or what another neuron has as well. Which model
+leaves prefers those that can move (``residents``). Pure.
+"""
+
+from __future__ import annotations
+
+from fleet.catalogue import CatalogueEntry
+from fleet.live.snapshot import FleetSnapshot, NeuronView
+from fleet.placement.decisions import Catalogue, Load
+from fleet.placement.devices.residents import HELD, Ground, idle_age_s
+from fleet.placement.devices.room import find_room
+from fleet.placement.devices.sleeping import may_sleep
+from fleet.placement.expected import with_load
+from fleet.placement.failures import failed_loads
+from fleet.placement.place import load_decision
+from inference.protocol.heartbeat import ReplicaStatus
+
+
+def moves_for(load: Load, snapshot: FleetSnapshot, catalogue: Catalogue) -> tuple[Load, ...]:
+    """The loads elsewhere of what leaves for ``load``, each seen by the next. None evicts."""
+    entry, neuron = catalogue.get(load.model), snapshot.neuron(load.neuron)
+    if entry is None or neuron is None:
+        return ()
+    expected = with_load(snapshot, load, entry)
+    moves: list[Load] = []
+    for model in load.evict:
+        moved = catalogue.get(model)
+        if moved is None or not _is_worth_moving(moved, neuron, expected):
+            continue
+        move = _elsewhere(moved, load.neuron, expected, catalogue)
+        if move is not None:
+            moves.append(move)
+            expected = with_load(expected, move, moved)
+    return tuple(moves)
+
+
+def _is_worth_moving(moved: CatalogueEntry, neuron: NeuronView, expected: FleetSnapshot) -> bool:
+    """``neuron``: as it is before it leaves."""
+    replica = neuron.replica_of(moved.name)
+    if replica is None or replica.status is not ReplicaStatus.READY:
+        return False
+    if idle_age_s(replica) is None or moved.effective_min_replicas > 0:
+        return False
+    is_elsewhere = any(other.status in HELD for other in expected.replicas_of(moved.name))
+    return not is_elsewhere and not may_sleep(replica, neuron)
+
+
+def _elsewhere(
+    moved: CatalogueEntry, leaves: str, expected: FleetSnapshot, catalogue: Catalogue
+) -> Load | None:
+    replicas = expected.replicas_of(moved.name)
+    failed = failed_loads(moved, replicas)
+    if failed.everywhere is not None:
+        return None
+    excluded = {leaves, *failed.neurons, *(replica.neuron for replica in replicas)}
+    room = find_room(moved, Ground(expected, catalogue), excluded=excluded, may_evict=False)
+    return None if room.spot is None else load_decision(moved, room.spot)

@@ -1,0 +1,290 @@
+"""What is on each device, and what of it may go, when, and at what loss.
+
+    FleetSnapshot, Catalogue ──Ground──▶ DeviceGround* ▷ Resident*     least valuable first
+
+Compiled once for a snapshot and looked through by every decision on it. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+
+from fleet.catalogue import CatalogueEntry
+from fleet.live.measurements import DeviceKind
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.placement.decisions import Catalogue
+from fleet.placement.devices.grounds import ByFree, DeviceGround, NeuronGround, Resident
+from fleet.placement.devices.sleeping import COST_OF_WAKING, may_sleep
+from fleet.placement.free_elsewhere import FreeElsewhere
+from inference.protocol.heartbeat import ReplicaStatus, device_name
+
+IDLE_TURN_S = 5.0
+"""How long a replica stays once it is ready, even if nobody uses it: the requests that it was
+loaded for are on their way. Two models that displace each other each stay so long at least."""
+QUIET_S = 1.5
+"""How long it must have been idle: a request may be on its way that no heartbeat tells of yet."""
+MIN_TURN_S = 30.0
+MAX_TURN_S = 300.0
+TURN_LOADS = 2.0
+"""A replica in use keeps its place for twice the time that its load took, within these bounds, so
+that a card whose models take turns computes for at least two thirds of the time."""
+
+COST_OF_MOVING = 0.5
+"""Of a load from files, where a model that leaves can be loaded elsewhere in free memory: the load
+is made, and no request waits for it."""
+
+UNKNOWN_MODEL_PRIORITY = -1
+"""The priority of a model that the catalogue does not offer (any more): nobody can ask for it."""
+
+HELD = (ReplicaStatus.READY, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
+REPLACEABLE = (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP)
+"""Replicas that do not keep their model from being loaded or woken on that neuron."""
+RESTING = (ReplicaStatus.READY, ReplicaStatus.ASLEEP)
+"""Replicas in these states may be idle."""
+
+
+class Ground:
+    """What every device of one snapshot holds, and how its room could be had."""
+
+    def __init__(self, snapshot: FleetSnapshot, catalogue: Catalogue | None) -> None:
+        """Without a catalogue nobody knows what replicas are worth, and none may go."""
+        self._catalogue = catalogue
+        self._elsewhere = FreeElsewhere(snapshot)
+        self._num_held = {
+            model: sum(replica.status in HELD for replica in replicas)
+            for model, replicas in snapshot.by_model.items()
+        }
+        claims: dict[tuple[str, str], list[tuple[str, int]]] = {}
+        for turn in snapshot.turns:
+            if self._num_held.get(turn.model):
+                continue  # it has what it was promised
+            for name in turn.devices:
+                claims.setdefault((turn.neuron, name), []).append((turn.model, turn.device_bytes))
+        self.by_kind: dict[DeviceKind, dict[str, NeuronGround]] = {"cuda": {}, "cpu": {}}
+        """The ground of each neuron that may load, by its name."""
+        self.without_cards: dict[str, str] = {}
+        """Neurons whose cards cannot be used, with why."""
+        for neuron in snapshot.neurons:
+            if neuron.may_load:
+                if neuron.cuda_unavailable:
+                    self.without_cards[neuron.name] = neuron.cuda_unavailable
+                self._add(neuron, claims)
+        self.by_loss: dict[DeviceKind, list[DeviceGround]] = {
+            kind: sorted(
+                (
+                    device
+                    for here in by_name.values()
+                    for device in here.devices
+                    if device.evictable_bytes
+                ),
+                key=_least_loss,
+            )
+            for kind, by_name in self.by_kind.items()
+        }
+        """Devices from which something may go now, by the least that is lost with it."""
+        self.by_turn: dict[DeviceKind, list[DeviceGround]] = {
+            kind: [device for _, device in sorted(_with_turns(by_name), key=_first)]
+            for kind, by_name in self.by_kind.items()
+        }
+        """Devices from which something may go, now or in a while, by how soon at the earliest."""
+        self.by_free: dict[DeviceKind, ByFree] = {
+            kind: ByFree([device for here in by_name.values() for device in here.devices])
+            for kind, by_name in self.by_kind.items()
+        }
+
+    def barred(self, entry: CatalogueEntry) -> Mapping[str, str]:
+        """Neurons whose processors the model does not go to, with why: their cards cannot be used,
+        and it was not offered for processors."""
+        return {} if entry.device == "cpu" else self.without_cards
+
+    def only(self, neuron: str) -> Ground:
+        """That neuron alone. What models are worth still follows from the whole fleet."""
+        alone = copy(self)
+        alone.by_kind = {
+            kind: {name: here for name, here in by_name.items() if name == neuron}
+            for kind, by_name in self.by_kind.items()
+        }
+        alone.without_cards = {
+            name: why for name, why in self.without_cards.items() if name == neuron
+        }
+        alone.by_loss = {
+            kind: [device for device in devices if device.neuron.name == neuron]
+            for kind, devices in self.by_loss.items()
+        }
+        alone.by_turn = {
+            kind: [device for device in devices if device.neuron.name == neuron]
+            for kind, devices in self.by_turn.items()
+        }
+        alone.by_free = {
+            kind: ByFree([device for here in by_name.values() for device in here.devices])
+            for kind, by_name in alone.by_kind.items()
+        }
+        return alone
+
+    def _add(
+        self, neuron: NeuronView, claims: dict[tuple[str, str], list[tuple[str, int]]]
+    ) -> None:
+        residents: dict[str, list[Resident]] = {}
+        for replica in neuron.replicas:
+            if (resident := self._resident(replica, neuron)) is not None:
+                for name in devices_of(replica, neuron):
+                    residents.setdefault(name, []).append(resident)
+                if replica.host_memory_bytes:
+                    away = dataclasses.replace(resident, freed_bytes=replica.host_memory_bytes)
+                    residents.setdefault("cpu", []).append(away)
+        for info in neuron.devices:
+            name = device_name(info)
+            going = residents.get(name, [])
+            going.sort(key=_value)
+            now = [resident for resident in going if resident.goes_now]
+            by_name = self.by_kind[info.kind]
+            if neuron.name not in by_name:
+                by_name[neuron.name] = NeuronGround(neuron.name, [])
+            by_name[neuron.name].add(
+                DeviceGround(
+                    neuron=neuron,
+                    info=info,
+                    name=name,
+                    residents=going,
+                    claims=claims.get((neuron.name, name), ()),
+                    evictable_bytes=sum(resident.freed_bytes for resident in now),
+                    movable_bytes=sum(resident.freed_bytes for resident in going),
+                    least_loss=(
+                        min((resident.priority for resident in now), default=0),
+                        min((resident.loss for resident in now), default=0.0),
+                    ),
+                    soonest=_soonest_turn(going),
+                )
+            )
+
+    def _resident(self, replica: ReplicaView, neuron: NeuronView) -> Resident | None:
+        """``None``: it may not go, or holds nothing."""
+        if self._catalogue is None or replica.status is ReplicaStatus.FAILED:
+            return None
+        entry = self._catalogue.get(replica.model)
+        if entry is not None and self._is_kept(replica, entry.effective_min_replicas):
+            return None
+        idle_s, in_s = idle_age_s(replica), stays_s(replica)
+        is_idle = replica.status in RESTING and idle_s is not None
+        return Resident(
+            replica=replica,
+            priority=UNKNOWN_MODEL_PRIORITY if entry is None else entry.effective_priority,
+            freed_bytes=freed_bytes(replica),
+            in_s=in_s,
+            is_idle=is_idle,
+            goes_now=is_idle and in_s == 0,
+            loss=self._cost(replica, neuron, entry) / (1.0 + (idle_s or 0.0)),
+        )
+
+    def _cost(
+        self, replica: ReplicaView, neuron: NeuronView, entry: CatalogueEntry | None
+    ) -> float:
+        """What it takes to have it as it is again, a load from files being 1."""
+        if replica.status is ReplicaStatus.ASLEEP:
+            return 1.0 - COST_OF_WAKING
+        if may_sleep(replica, neuron):
+            return COST_OF_WAKING
+        can_move = entry is not None and self._elsewhere.has_room_for(replica, entry.pinned_on)
+        return COST_OF_MOVING if can_move else 1.0
+
+    def _is_kept(self, replica: ReplicaView, least_replicas: int) -> bool:
+        """A model keeps as many replicas as it should have at least."""
+        return (
+            least_replicas > 0
+            and replica.status in HELD
+            and self._num_held[replica.model] <= least_replicas
+        )
+
+
+_last: tuple[FleetSnapshot, Catalogue | None, Ground] | None = None
+
+
+def ground_of(snapshot: FleetSnapshot, catalogue: Catalogue | None) -> Ground:
+    """The last one is kept: many decisions are made on one snapshot."""
+    global _last
+    last = _last
+    if last is not None and last[0] is snapshot and last[1] is catalogue:
+        return last[2]
+    ground = Ground(snapshot, catalogue)
+    _last = (snapshot, catalogue, ground)
+    return ground
+
+
+def devices_of(replica: ReplicaView, neuron: NeuronView) -> tuple[str, ...]:
+    """The devices that it is on. Where the neuron does not say: its first device of the better
+    kind."""
+    if replica.devices:
+        return replica.devices
+    names = sorted(device_name(info) for info in neuron.devices)
+    cards = [name for name in names if name != "cpu"]
+    return tuple((cards or names)[:1])
+
+
+def freed_bytes(replica: ReplicaView) -> int:
+    """What becomes free on each of its devices once it is gone; 0 where nobody knows."""
+    total = replica.memory_bytes
+    if total is None:
+        report = replica.report
+        total = report.actual_bytes + report.process_bytes if report else 0
+    return total // max(1, len(replica.devices))
+
+
+def idle_age_s(replica: ReplicaView) -> float | None:
+    """How long nobody has used it; ``None`` while somebody does."""
+    if not replica.is_idle:
+        return None
+    used_s = replica.last_used_age_s
+    return replica.status_age_s if used_s is None else min(used_s, replica.status_age_s)
+
+
+def turn_s(replica: ReplicaView) -> float:
+    """How long it keeps its place while it is in use and others wait for it."""
+    load_s = replica.report.load_seconds if replica.report else 0.0
+    return min(MAX_TURN_S, max(MIN_TURN_S, TURN_LOADS * load_s))
+
+
+def stays_s(replica: ReplicaView) -> float:
+    """How long it may not be displaced yet."""
+    if replica.status in (ReplicaStatus.DRAINING, ReplicaStatus.ASLEEP):
+        return 0.0
+    if replica.status is not ReplicaStatus.READY:
+        return (replica.eta_s or 0.0) + turn_s(replica)
+    idle_s = idle_age_s(replica)
+    if idle_s is None:
+        return max(0.0, turn_s(replica) - replica.status_age_s)
+    return max(0.0, IDLE_TURN_S - replica.status_age_s, QUIET_S - idle_s)
+
+
+def _value(resident: Resident) -> tuple[int, bool, float, str]:
+    return (resident.priority, not resident.is_idle, resident.loss, resident.replica.model)
+
+
+def _with_turns(
+    by_name: dict[str, NeuronGround],
+) -> Iterator[tuple[tuple[float, int, float], DeviceGround]]:
+    for here in by_name.values():
+        for device in here.devices:
+            if device.soonest is not None:
+                yield device.soonest, device
+
+
+def _first(pair: tuple[tuple[float, int, float], DeviceGround]) -> tuple[float, int, float]:
+    return pair[0]
+
+
+def _least_loss(device: DeviceGround) -> tuple[int, float]:
+    return device.least_loss
+
+
+def _soonest_turn(residents: Sequence[Resident]) -> tuple[float, int, float] | None:
+    """Each part is the least of any, so that no choice among them comes before it."""
+    going = [resident for resident in residents if resident.freed_bytes > 0]
+    if not going:
+        return None
+    return (
+        min(resident.in_s for resident in going),
+        min(resident.priority for resident in going),
+        min(resident.loss for resident in going),
+    )

@@ -1,0 +1,88 @@
+"""Which replicas sleep, and which could. Pure.
+
+A replica that sleeps holds next to nothing of its device, and its weights in the host's memory.
+Waking it is a load that takes a fraction of the time; it counts as that wherever loads are weighed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleet.catalogue import CatalogueEntry
+from fleet.live.snapshot import NeuronView, ReplicaView
+from inference.protocol.heartbeat import ReplicaStatus
+
+COST_OF_WAKING = 0.2
+"""The part of a load from files that waking takes: at most a fifth of its time."""
+HOST_SHARE_KEPT = 0.1
+"""The part of a host's memory that neurons keep free of weights that sleep."""
+SLEEP_AGAIN_S = 60.0
+"""After its neuron refused: until then it does not sleep by itself. What is idle is unloaded."""
+WAKE_AGAIN_S = 5.0
+"""After it could not be woken: what took its room shows in heartbeats by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asleep:
+    """The replicas of one model that sleep by its present spec."""
+
+    neurons: frozenset[str] = frozenset()
+    """Where it sleeps: on these it is woken, never loaded from files."""
+    wakeable: tuple[ReplicaView, ...] = ()
+
+
+NOBODY_SLEEPS = Asleep()
+
+
+def asleep_of(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> Asleep:
+    """``replicas`` are the model's own."""
+    sleeping = [replica for replica in replicas if replica.status is ReplicaStatus.ASLEEP]
+    if not sleeping:
+        return NOBODY_SLEEPS
+    digest = entry.spec_digest()
+    current = [
+        replica
+        for replica in sleeping
+        if replica.spec_digest in ("", digest)
+        and (not entry.pinned_on or replica.neuron in entry.pinned_on)
+    ]
+    return Asleep(
+        neurons=frozenset(replica.neuron for replica in current),
+        wakeable=tuple(replica for replica in current if not has_just_failed(replica)),
+    )
+
+
+def has_just_failed(replica: ReplicaView) -> bool:
+    """Whether waking it has just failed."""
+    return replica.failure is not None and replica.status_age_s < WAKE_AGAIN_S
+
+
+def has_just_refused(replica: ReplicaView) -> bool:
+    """Whether its neuron has just refused to put it to sleep."""
+    age_s = replica.sleep_refused_age_s
+    return age_s is not None and age_s < SLEEP_AGAIN_S
+
+
+def waking_bytes(replica: ReplicaView) -> int:
+    """What must be free on each of its devices."""
+    report = replica.report
+    if report is None:
+        return 0
+    awake_bytes = report.process_bytes + report.actual_bytes
+    lacking = max(0, awake_bytes - (replica.memory_bytes or 0))
+    return -(-lacking // max(1, len(replica.devices)))
+
+
+def may_sleep(replica: ReplicaView, neuron: NeuronView) -> bool:
+    """Whether it can, and its host has room for its weights."""
+    report = replica.report
+    if replica.status is not ReplicaStatus.READY or report is None or report.asleep is None:
+        return False
+    if report.asleep.host_bytes == 0:
+        return True
+    host = next((device for device in neuron.devices if device.kind == "cpu"), None)
+    if host is None:
+        return False
+    kept_bytes = int(HOST_SHARE_KEPT * host.total_memory_bytes)
+    return report.asleep.host_bytes <= host.free_memory_bytes - kept_bytes

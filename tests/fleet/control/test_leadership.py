@@ -1,0 +1,157 @@
+"""One control leads, another follows within seconds, and a deposed one writes nothing more."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import redis
+from celery.beat import ScheduleEntry
+
+from fleet import services, tasks
+from fleet.control.leadership import LEASE_S, Leadership
+from fleet.errors import DeposedError
+from fleet.live import reading as live
+from fleet.live.reports import Report
+from fleet.models import ControlTerm, Neuron
+from helexa_site.celery import TASK_FORGET_RESPONSES, TickScheduler, app
+from inference.protocol.keys import CONTROL_LEADER
+
+pytestmark = pytest.mark.django_db
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def control(redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch):
+    # A test is one transaction, and a busy machine may let it wait.
+    monkeypatch.setattr("fleet.control.leadership.FROZEN_SESSION_S", 600)
+
+    def make(clock: Clock | None = None) -> Leadership:
+        return Leadership(lambda: redis_db, clock=clock or Clock())
+
+    return make
+
+
+def test_one_leads_and_the_other_waits(control, redis_db) -> None:
+    clock = Clock()
+    first, second = control(clock), control(clock)
+    assert first.leads()
+    assert not second.leads()
+    assert 0 < redis_db.pttl(CONTROL_LEADER) <= LEASE_S * 1000 < 10_000
+    clock.now_s += 2
+    assert first.leads()
+    assert not second.leads()
+    assert ControlTerm.objects.get().number == 1
+
+
+def test_a_silent_leader_is_followed_and_writes_nothing_more(control, redis_db, build) -> None:
+    first, second = control(), control()
+    assert first.leads()
+    redis_db.delete(CONTROL_LEADER)  # its lease has expired; it does not know yet
+    assert second.leads()
+    with pytest.raises(DeposedError):
+        with first.fenced():
+            services.report_record(report=Report("beast", build.heartbeat()))
+    assert not Neuron.objects.exists()
+    assert not first.leads()
+    with second.fenced():
+        services.report_record(report=Report("beast", build.heartbeat()))
+    assert Neuron.objects.exists()
+
+
+def test_one_that_resigns_is_followed_at_once(control) -> None:
+    first, second = control(), control()
+    assert first.leads()
+    first.resign()
+    assert second.leads()
+    assert ControlTerm.objects.get().number == 2
+
+
+def test_a_redis_that_came_back_empty_begins_a_new_term(control, redis_db) -> None:
+    clock = Clock()
+    first = control(clock)
+    assert first.leads()
+    redis_db.flushall()
+    clock.now_s += 2
+    assert first.leads()
+    with first.fenced():
+        pass
+    assert ControlTerm.objects.get().number == 2
+
+
+def test_without_redis_the_term_holds(redis_db) -> None:
+    clock = Clock()
+    clients = [redis_db]
+    first = Leadership(lambda: clients[-1], clock=clock)
+    stranger = Leadership(lambda: clients[-1], clock=clock)
+    assert first.leads()
+    clients.append(redis.Redis.from_url("redis://127.0.0.1:1/0"))
+    clock.now_s += 60
+    assert first.leads()
+    assert not stranger.leads()
+    with first.fenced():
+        pass
+
+
+@pytest.mark.django_db(transaction=True)
+def test_ticks_run_on_the_leader_alone(control, publish, redis_db, monkeypatch) -> None:
+    publish()
+    scheduler = TickScheduler(app, lazy=True)
+    entry = ScheduleEntry(name="t", task=tasks.record_heartbeats.name, schedule=1.0, app=app)
+    leader, other = control(), control()
+    assert leader.leads()
+    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
+    monkeypatch.setattr("fleet.control.leadership.this_control", other)
+    scheduler.apply_entry(entry)
+    assert not Neuron.objects.exists()
+    monkeypatch.setattr("fleet.control.leadership.this_control", leader)
+    scheduler.apply_entry(entry)
+    assert Neuron.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_tick_that_breaks_does_not_end_the_beat(control, monkeypatch, caplog) -> None:
+    monkeypatch.setattr("fleet.control.leadership.this_control", control())
+    broken = ScheduleEntry(name="t", task="no.such.task", schedule=1.0, app=app)
+    TickScheduler(app, lazy=True).apply_entry(broken)
+    assert "no.such.task broke" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True)
+def test_ticks_do_not_wait_for_housekeeping(control, monkeypatch) -> None:
+    """And one that is under way is not begun again."""
+    leader = control()
+    assert leader.leads()
+    monkeypatch.setattr("fleet.control.leadership.this_control", leader)
+    began, may_end = threading.Event(), threading.Event()
+    runs: list[str] = []
+
+    def forgetting() -> None:
+        runs.append("forgetting")
+        began.set()
+        assert may_end.wait(60)
+
+    for name, run in ((TASK_FORGET_RESPONSES, forgetting), ("a tick", lambda: runs.append("tick"))):
+        monkeypatch.setitem(app.tasks, name, run)
+    scheduler = TickScheduler(app, lazy=True)
+    slow, tick = (
+        ScheduleEntry(name=name, task=name, schedule=1.0, app=app)
+        for name in (TASK_FORGET_RESPONSES, "a tick")
+    )
+    scheduler.apply_entry(slow)
+    assert began.wait(60)
+    scheduler.apply_entry(slow)
+    scheduler.apply_entry(tick)
+    assert runs == ["forgetting", "tick"]
+    may_end.set()
+    scheduler._under_way[TASK_FORGET_RESPONSES].result(60)
+    scheduler.apply_entry(slow)
+    scheduler._under_way[TASK_FORGET_RESPONSES].result(60)
+    assert runs == ["forgetting", "tick", "forgetting"]
+    scheduler.close()

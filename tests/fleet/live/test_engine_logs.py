@@ -1,0 +1,78 @@
+"""An engine's log over REST and by command, from a neuron that answers as the real one does."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+
+from fleet import neuron_client, services
+from fleet.live import engine_logs
+from inference.neuron.replicas.engine_logs import EngineLogs
+from metering.actor import COMMAND
+from tests.fleet.api_support import key_api
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Neuron:
+    """Stands where Celery's ``send_task`` is."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.logs = EngineLogs(client, neuron="beast")
+        self.is_silent = False
+
+    def send_task(self, name: str, args: list[Any], **options: Any) -> None:
+        assert (name, options["queue"]) == ("neuron.tell_log", "neuron.beast")
+        if not self.is_silent:
+            self.logs.tell(*args)
+
+
+@pytest.fixture
+def neuron(publish, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Neuron:
+    services.heartbeat_record(heartbeat=publish())
+    model = services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    services.alias_create(actor=COMMAND, name="org/tiny", model=model)
+    neuron = Neuron(redis_db)
+    monkeypatch.setattr(neuron_client, "app", neuron)
+    for number in range(200):
+        neuron.logs.writer("tiny")(f"line {number}\n".encode())
+    return neuron
+
+
+def test_rest(neuron: Neuron, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.ALLOWED_HOSTS = ["testserver"]
+    reader = key_api("fleet:read")
+    told = reader.get("neurons/beast/models/org/tiny/logs?lines=2")
+    assert told == {
+        "neuron": "beast",
+        "model": "tiny",
+        "lines": ["line 198", "line 199"],
+    }
+    assert len(reader.get("neurons/beast/models/org/tiny/logs")["lines"]) == 100
+    for lines in ("0", "5001", "x", "-1", "9" * 30, "²"):
+        refused = reader.get(f"neurons/beast/models/org/tiny/logs?lines={lines}", 400)
+        assert refused["param"] == "lines"
+    assert reader.get("neurons/beast/models/nobody/logs", 404)["code"] == "replica_not_found"
+    assert reader.get("neurons/nobody/models/tiny/logs", 404)["code"] == "neuron_not_found"
+    key_api("inference").get("neurons/beast/models/org/tiny/logs", 403)
+    monkeypatch.setattr(engine_logs, "ANSWER_TIMEOUT_S", 0.1)
+    neuron.is_silent = True
+    assert reader.get("neurons/beast/models/org/tiny/logs", 503)["code"] == "log_unavailable"
+
+
+def test_the_command(neuron: Neuron) -> None:
+    out = StringIO()
+    call_command("logs", "beast", "org/tiny", "--lines", "2", stdout=out)
+    assert out.getvalue() == "line 198\nline 199\n"
+    out = StringIO()
+    call_command("logs", "beast", "org/tiny", "--json", stdout=out)
+    assert json.loads(out.getvalue())["model"] == "tiny"
+    with pytest.raises(CommandError, match="'lines' is to be a number"):
+        call_command("logs", "beast", "org/tiny", "--lines", "0", stdout=out)
+    with pytest.raises(CommandError, match="No engine for nobody has run on beast"):
+        call_command("logs", "beast", "nobody", stdout=out)

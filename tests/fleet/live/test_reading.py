@@ -1,0 +1,130 @@
+"""Reading heartbeats from a real Redis, both ways."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import redis
+import redis.asyncio
+
+from fleet.errors import SnapshotUnavailableError
+from fleet.live import reading as live
+from fleet.live.wishes import Admission, AdmissionPolicy, Wish, Wishes, encode_wishes
+from inference.protocol import keys
+from inference.protocol.heartbeat import NeuronHeartbeat, encode_heartbeat
+from tests.fleet.ordered import ordered
+
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+def publish(client: redis.Redis, beat: NeuronHeartbeat) -> None:
+    client.zadd(keys.NEURONS, {beat.name: beat.time_unix_s})
+    client.set(keys.heartbeat_key(beat.name), encode_heartbeat(ordered(beat)))
+
+
+async def read_async(url: str):
+    async with redis.asyncio.Redis.from_url(url) as client:
+        return await live.read_snapshot(client)
+
+
+async def test_both_ways_read_the_same(redis_url: str, redis_db, build) -> None:
+    for name in ("b", "a"):
+        publish(redis_db, build.heartbeat(name, replicas=[build.replica()]))
+    snapshot = live.read_snapshot_sync(redis_db)
+    assert [neuron.name for neuron in snapshot.neurons] == ["a", "b"]
+    assert await read_async(redis_url) == snapshot
+
+
+async def test_an_empty_fleet(redis_url: str, redis_db) -> None:
+    assert live.read_snapshot_sync(redis_db).neurons == ()
+    assert (await read_async(redis_url)).neurons == ()
+
+
+def test_a_heartbeat_that_expired_is_a_neuron_that_is_away(redis_db, build) -> None:
+    publish(redis_db, build.heartbeat("a"))
+    publish(redis_db, build.heartbeat("b"))
+    redis_db.delete(keys.heartbeat_key("a"))
+    assert [neuron.name for neuron in live.read_snapshot_sync(redis_db).neurons] == ["b"]
+
+
+def test_a_heartbeat_that_does_not_decode_is_named_and_left_out(redis_db, build, caplog) -> None:
+    publish(redis_db, build.heartbeat("a"))
+    redis_db.zadd(keys.NEURONS, {"b": 1.0})
+    redis_db.set(keys.heartbeat_key("b"), b'{"name": "b"}')
+    with caplog.at_level(logging.WARNING):
+        snapshot = live.read_snapshot_sync(redis_db)
+    assert [neuron.name for neuron in snapshot.neurons] == ["a"]
+    assert "neuron b: its report is refused" in caplog.text
+
+
+def publish_wishes(client: redis.Redis, policy: AdmissionPolicy, **wishes: Wish) -> None:
+    fields = encode_wishes(Wishes(by_neuron=wishes, policy=policy))
+    client.hset(keys.NEURON_WISHES, mapping=fields)
+
+
+async def test_wishes_come_with_the_heartbeats(redis_url: str, redis_db, build) -> None:
+    for name in ("drained", "refused", "plain"):
+        publish(redis_db, build.heartbeat(name))
+    publish(redis_db, build.heartbeat("leaving", is_leaving=True))
+    publish_wishes(
+        redis_db,
+        AdmissionPolicy.AUTOMATIC,
+        drained=Wish(drain=True),
+        refused=Wish(admission=Admission.REFUSED),
+    )
+    snapshot = live.read_snapshot_sync(redis_db)
+    assert await read_async(redis_url) == snapshot
+    standing = {
+        view.name: (view.is_draining, view.is_leaving, view.is_admitted)
+        for view in snapshot.neurons
+    }
+    assert standing == {
+        "drained": (True, False, True),
+        "leaving": (True, True, True),
+        "plain": (False, False, True),
+        "refused": (False, False, False),
+    }
+
+
+def test_by_click_a_neuron_that_nobody_knows_is_not_admitted(redis_db, build) -> None:
+    publish(redis_db, build.heartbeat("known"))
+    publish(redis_db, build.heartbeat("new"))
+    publish_wishes(redis_db, AdmissionPolicy.CLICK, known=Wish())
+    admitted = {view.name: view.is_admitted for view in live.read_snapshot_sync(redis_db).neurons}
+    assert admitted == {"known": True, "new": False}
+
+
+async def test_wishes_outlive_a_redis_that_lost_them(redis_url: str, redis_db, build) -> None:
+    publish(redis_db, build.heartbeat("a"))
+    publish_wishes(redis_db, AdmissionPolicy.CLICK, a=Wish(drain=True))
+    before = await read_async(redis_url)
+    redis_db.delete(keys.NEURON_WISHES)
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        after = await live.read_snapshot(client, before=before)
+    assert after == before
+    assert after.neurons[0].is_draining
+
+
+def test_a_neuron_that_was_invited_is_found_without_the_list_of_names(redis_db, build) -> None:
+    """Its Redis user may not write that list."""
+    beat = build.heartbeat("guest")
+    redis_db.set(keys.heartbeat_key("guest"), encode_heartbeat(ordered(beat)))
+    publish_wishes(redis_db, AdmissionPolicy.AUTOMATIC, guest=Wish(), silent=Wish())
+    assert [view.name for view in live.read_snapshot_sync(redis_db).neurons] == ["guest"]
+
+
+def test_a_neuron_that_speaks_for_another_is_refused(redis_db, build, caplog) -> None:
+    publish(redis_db, build.heartbeat("a"))
+    redis_db.zadd(keys.NEURONS, {"b": 1.0})
+    redis_db.set(keys.heartbeat_key("b"), encode_heartbeat(build.heartbeat("a", epoch="other")))
+    (view,) = live.read_snapshot_sync(redis_db).neurons
+    assert (view.name, view.epoch) == ("a", "epoch-1")
+    assert "neuron b: its report is refused: it calls itself 'a'" in caplog.text
+
+
+async def test_redis_away_is_one_error() -> None:
+    with pytest.raises(SnapshotUnavailableError):
+        live.read_snapshot_sync(redis.Redis.from_url(NOWHERE))
+    with pytest.raises(SnapshotUnavailableError):
+        await read_async(NOWHERE)
