@@ -119,7 +119,7 @@ def _make_budgets() -> tuple[int, ...]:
 
 
 async def _round(budgets: tuple[int, ...], seconds: float, at_once: int) -> LedgerReading:
-    from metering.writer import LedgerWriter
+    from metering.ledger.writer import LedgerWriter
 
     writer = LedgerWriter(uuid.uuid4().hex)
     writer.start()
@@ -139,7 +139,7 @@ async def _round(budgets: tuple[int, ...], seconds: float, at_once: int) -> Ledg
 
 async def _requests(writer: Any, budgets: tuple[int, ...], until_s: float) -> int:
     """One request after the other; how many."""
-    from metering.entries import Narrow, Reserve, Settle
+    from metering.ledger.entries import Narrow, Reserve, Settle
 
     num_requests = 0
     while time.monotonic() < until_s:

@@ -25,9 +25,9 @@ from inference.gateway.catalogue import DatabaseCatalogue  # noqa: E402
 from inference.gateway.gateway import Gateway  # noqa: E402
 from inference.gateway.metrics.endpoint import MetricsEndpoint  # noqa: E402
 from inference.logs.setup import configure_logging  # noqa: E402
-from metering.directory import KeyDirectory  # noqa: E402
-from metering.spool import SPOOL_DIRECTORY  # noqa: E402
-from metering.writer import LedgerWriter  # noqa: E402
+from metering.keys.directory import KeyDirectory  # noqa: E402
+from metering.ledger.spool import SPOOL_DIRECTORY  # noqa: E402
+from metering.ledger.writer import LedgerWriter  # noqa: E402
 
 raise_descriptor_limit()  # where another server than ``manage.py`` started this process
 secret_key(CONFIG)  # here, rather than at the first login: it raises where there can be none

@@ -25,7 +25,7 @@ urlpatterns = [
     path("", include("helexa_site.api_urls")),
     path("login/", Login.as_view(), name="login"),
     path("logout/", Logout.as_view(), name="logout"),
-    path("usage/", include("metering.usage_pages.urls")),
+    path("usage/", include("metering.usage.urls")),
     path("bench/", include("metering.bench.pages.urls")),
     path("playground/", include("metering.playground.urls")),
     path("favicon.ico", favicon),

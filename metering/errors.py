@@ -26,7 +26,7 @@ Messages are written for people. Pure, so that pure code can raise these.
 
 from __future__ import annotations
 
-from metering.limit_state import LimitKind, LimitState
+from metering.limits.state import LimitKind, LimitState
 
 
 class MeteringError(Exception):

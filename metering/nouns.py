@@ -6,7 +6,7 @@ from fleet.catalogue.kinds import Count, Flag, Text, Word
 from fleet.nouns.field import Field
 from fleet.nouns.kinds import Moment, Names
 from fleet.nouns.noun import Noun
-from metering.keys import prefix_of
+from metering.keys.api_key import prefix_of
 from metering.models import Budget, Membership
 from metering.principal import Scope
 from metering.services.accounts import MAX_WEIGHT

@@ -15,9 +15,9 @@ from django.db import Error as DatabaseError
 from fleet.control.leadership import this_control
 from fleet.live import reading as live
 from helexa_site.celery import TASK_FORGET_LEDGER_ENTRIES, TASK_SETTLE_ORPHANS, app
-from metering import orphans, retention, usage_reports
-from metering.receipts import Receipts
-from metering.sweep_pause import SweepPause
+from metering.ledger import orphans, retention, usage_reports
+from metering.ledger.receipts import Receipts
+from metering.ledger.sweep_pause import SweepPause
 
 logger = logging.getLogger(__name__)
 

@@ -83,7 +83,10 @@ BOUNDARIES = (
     Boundary("metering", ("torch", "transformers", "inference.neuron", "inference.engine")),
     *(
         Boundary(f"metering/{name}.py", ("django", "redis", "celery", "fleet", "helexa_site"))
-        for name in ("book", "entries", "errors", "prices", "principal", "windows")
+        for name in (
+            *("errors", "prices", "principal"),
+            *("ledger/book", "ledger/entries", "ledger/windows"),
+        )
     ),
     *(
         Boundary(

@@ -58,9 +58,9 @@ from inference.protocol.keys import WAITING_INTERVAL_S, gateway_alive_key
 from inference.supervised_threads import SupervisedPool
 from inference.wire.common.images import ImageFile
 from inference.wire.errors import ApiError
+from metering.ledger.receipts import Receipts
+from metering.limits.rate_limiter import RateLimiter
 from metering.principal import Principal, Scope
-from metering.rate_limiter import RateLimiter
-from metering.receipts import Receipts
 
 logger = logging.getLogger(__name__)
 

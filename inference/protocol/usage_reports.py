@@ -6,7 +6,8 @@ within the last two minutes: the gateway may or may not have settled those. So a
 request that is settled already, and may come twice. The control settles each request once.
 
 Who pays, for what and how much at most stands in the receipt, which the gateway sealed
-(``metering.receipts``). A neuron adds only what it alone knows: what was used, how it ended, when.
+(``metering.ledger.receipts``). A neuron adds only what it alone knows: what was used, how it ended,
+when.
 """
 
 from __future__ import annotations

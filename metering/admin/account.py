@@ -17,7 +17,7 @@ from metering import services
 from metering.actor import Actor
 from metering.admin.budget import BudgetInline, budgets_save, caps_left_words
 from metering.admin.forms import AccountForm
-from metering.key_status import key_status
+from metering.keys.status import key_status
 from metering.models import Account, ApiKey, Budget, Membership
 from metering.principal import BUILT_IN_ACCOUNTS
 

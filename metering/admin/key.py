@@ -14,7 +14,7 @@ from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action, display
 from metering import services
 from metering.admin.budget import BudgetInline, budgets_save, caps_left_words
 from metering.admin.forms import ApiKeyForm
-from metering.key_status import key_status
+from metering.keys.status import key_status
 from metering.models import ApiKey, Budget
 from metering.principal import RateLimits
 

@@ -23,9 +23,9 @@ from inference.gateway.request.identify import (
 )
 from metering.api.problems import AUTHENTICATE, ProblemError
 from metering.errors import DisabledAccountError, InvalidKeyError
-from metering.key_records import AccountRecord, person_principal
-from metering.key_store import DatabaseKeyStore
-from metering.keys import digest_secret, imported_prefix, prefix_of
+from metering.keys.api_key import digest_secret, imported_prefix, prefix_of
+from metering.keys.records import AccountRecord, person_principal
+from metering.keys.store import DatabaseKeyStore
 from metering.principal import ANONYMOUS_ACCOUNT, SHARED_ACCOUNT, Principal, Scope
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rest_framework import serializers
 
-from metering.key_status import key_status
+from metering.keys.status import key_status
 from metering.models import Account, ApiKey, Budget, Membership
 from metering.selectors import budget_status
 

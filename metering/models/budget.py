@@ -1,6 +1,6 @@
 """Hard caps, what is reserved on them, and the gateways that hold reservations.
 
-Rows of ``Budget`` are read by the ORM and changed by ``metering.writer`` in raw SQL.
+Rows of ``Budget`` are read by the ORM and changed by ``metering.ledger.writer`` in raw SQL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What requests used: append-only entries, and their hourly sums. Written by ``metering.writer``.
+"""What requests used: append-only entries, and their hourly sums. Written by
+``metering.ledger.writer``.
 
 Accounts, keys and models are names, not foreign keys: the ledger outlives what it tells of.
 """

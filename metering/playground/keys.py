@@ -10,7 +10,7 @@ from django.utils import timezone
 from metering.models import Account, ApiKey
 from metering.principal import ANONYMOUS_ACCOUNT, Scope
 from metering.services import CreatedKey, key_create
-from metering.usage_pages.reader import Reader
+from metering.usage.reader import Reader
 
 KEY_NAME = "playground"
 LIFETIME = timedelta(hours=8)

@@ -8,7 +8,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from helexa_site.pages import render_page
 from metering.playground.keys import accounts_for, playground_key_create
-from metering.usage_pages.reader import Reader, for_members
+from metering.usage.reader import Reader, for_members
 
 
 @never_cache

@@ -12,7 +12,7 @@ from metering.errors import (
     UnknownMemberError,
     UnknownUserError,
 )
-from metering.keys import IMPORTED_MARK, PREFIX_MARK, prefix_of
+from metering.keys.api_key import IMPORTED_MARK, PREFIX_MARK, prefix_of
 from metering.models import Account, ApiKey, Budget, Membership
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from django.db.models import F, Q
 
+from metering.ledger.windows import Window, calendar_end_s
 from metering.models import Budget, Reservation
 from metering.money import amount_text, amount_words
-from metering.windows import Window, calendar_end_s
 
 NEARLY_SPENT_PART = 10
 """A budget is nearly spent when one part in so many is left."""

@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models import Count
 from django.db.models.functions import TruncMinute
 
-from metering.exact_sums import exact_sum, exact_sums
+from metering.ledger.exact_sums import exact_sum, exact_sums
 from metering.models import LedgerEntry
 
 TRAFFIC_MINUTES = 30

@@ -14,7 +14,7 @@ from django.db.models import F, QuerySet
 from django.db.models.functions import TruncDate
 
 from metering.errors import MeteringValueError
-from metering.exact_sums import exact_sum, exact_sums
+from metering.ledger.exact_sums import exact_sum, exact_sums
 from metering.models import UsageHour
 
 DEFAULT_DAYS = 30

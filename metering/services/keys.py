@@ -13,7 +13,7 @@ from django.utils import timezone
 from fleet.models import Alias, CatalogueModel
 from metering.actor import Actor
 from metering.errors import MeteringValueError
-from metering.keys import (
+from metering.keys.api_key import (
     NewKey,
     digest_of,
     digest_secret,

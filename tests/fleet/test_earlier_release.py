@@ -37,10 +37,10 @@ RELEASES: dict[str, dict[str, str]] = json.loads(
 )
 OWN_TESTS = (
     "tests/metering/test_key_services.py",
-    "tests/metering/test_key_store.py",
+    "tests/metering/keys/test_store.py",
     "tests/metering/test_services.py",
-    "tests/metering/test_writer.py",
-    "tests/metering/test_orphans.py",
+    "tests/metering/ledger/test_writer.py",
+    "tests/metering/ledger/test_orphans.py",
     "tests/fleet/test_services_catalogue.py",
     "tests/fleet/test_services_heartbeats.py",
     "tests/fleet/test_services_load_jobs.py",

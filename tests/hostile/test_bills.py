@@ -18,10 +18,10 @@ from django.db import DataError
 from inference.protocol.events import Usage
 from inference.protocol.keys import usage_key
 from inference.protocol.usage_reports import USAGE_REPORT_FIELD, UsageReport
-from metering import store, usage_reports
+from metering.ledger import store, usage_reports
+from metering.ledger.receipts import Receipts
+from metering.ledger.set_aside import MAX_SET_ASIDE_PER_NEURON
 from metering.models import LedgerEntry, SetAsideReport
-from metering.receipts import Receipts
-from metering.set_aside import MAX_SET_ASIDE_PER_NEURON
 from tests.hostile.wrong import sample, wrong
 from tests.metering.reported_usage import (
     NOW_UNIX_S,

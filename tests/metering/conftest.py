@@ -16,11 +16,11 @@ from fleet.control.leadership import Leadership
 from fleet.live import reading as live
 from metering import tasks
 from metering.actor import COMMAND
-from metering.directory import KeyDirectory
+from metering.keys.directory import KeyDirectory
+from metering.ledger.sweep_pause import SweepPause
 from metering.models import Account, Revision
 from metering.principal import BUILT_IN_ACCOUNTS
 from metering.services import CreatedKey, account_create, key_create
-from metering.sweep_pause import SweepPause
 from tests.metering.databases import clear, metering_database
 from tests.metering.directory_support import SECRET_KEY, Clock, FakeStore
 from tests.private_postgres import new_database, running_postgres

@@ -40,7 +40,7 @@ async def run_manage(*words: str) -> None:
 
 
 async def ask(first, second) -> dict[str, object]:
-    from metering.directory import KeyDirectory
+    from metering.keys.directory import KeyDirectory
 
     directory = KeyDirectory()
     directory.start()

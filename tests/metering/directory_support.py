@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from metering import keys
-from metering.directory import KeyDirectory
 from metering.errors import DirectoryUnavailableError, MeteringError
-from metering.key_records import AccountRecord, KeyRecord
+from metering.keys import api_key as keys
+from metering.keys.directory import KeyDirectory
+from metering.keys.records import AccountRecord, KeyRecord
 from metering.principal import Principal
 
 SECRET_KEY = "django's"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import redis
 import redis.asyncio
 
+from metering.limits.rate_limiter import SCRIPT
 from metering.principal import Principal, RateLimits
-from metering.rate_limiter import SCRIPT
 
 CLOCK_KEY = "test:clock"
 START_MS = 1_795_345_071_058

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from metering.book import BudgetState, Unit
-from metering.entries import Narrow, Release, Reserve, Settle
+from metering.ledger.book import BudgetState, Unit
+from metering.ledger.entries import Narrow, Release, Reserve, Settle
 from metering.models import Account, Budget
 
 NOON_UNIX_S = 1_800_014_400.0

@@ -13,9 +13,9 @@ from inference.protocol.usage_reports import (
     UsageReport,
     encode_usage_report,
 )
-from metering import store, usage_reports
+from metering.ledger import store, usage_reports
+from metering.ledger.receipts import Receipt, Receipts
 from metering.models import Budget
-from metering.receipts import Receipt, Receipts
 from tests.metering.operations import make_budget, reserve
 
 NOW_UNIX_S = 1_800_000_000.0

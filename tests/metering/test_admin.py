@@ -9,8 +9,9 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from fleet import services as fleet_services
-from metering import keys, services
+from metering import services
 from metering.actor import COMMAND
+from metering.keys import api_key as keys
 from metering.models import (
     Account,
     ApiKey,

@@ -12,9 +12,10 @@ from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
-from metering import keys, services
+from metering import services
 from metering.actor import COMMAND
-from metering.key_store import DatabaseKeyStore
+from metering.keys import api_key as keys
+from metering.keys.store import DatabaseKeyStore
 from metering.models import Account, Budget
 from metering.services import Cap, CreatedKey
 from tests.metering.api_support import get, ok, person, refused

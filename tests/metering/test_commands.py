@@ -20,8 +20,8 @@ from django.utils import timezone
 
 from fleet.nouns.kinds import expiry
 from helexa_site.exit_codes import ExitCode
-from metering import keys
 from metering.actor import COMMAND
+from metering.keys import api_key as keys
 from metering.models import Account, ApiKey, AuditEntry, Budget, UsageHour
 
 pytestmark = pytest.mark.django_db

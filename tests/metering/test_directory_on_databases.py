@@ -19,7 +19,7 @@ DATABASE_TESTS = (
     "test_commands.py",
     "test_api.py",
     "test_usage_api.py",
-    "test_key_store.py",
+    "keys/test_store.py",
 )
 
 

@@ -11,8 +11,9 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from fleet import services as fleet_services
-from metering import keys, services
-from metering.key_store import DatabaseKeyStore
+from metering import services
+from metering.keys import api_key as keys
+from metering.keys.store import DatabaseKeyStore
 from metering.models import Account, ApiKey, AuditEntry, Budget
 from metering.principal import RateLimits, Scope
 from metering.services import Cap

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from metering.errors import DisabledAccountError, NoAccountError
-from metering.key_records import AccountRecord, MembershipRecord, person_principal
+from metering.keys.records import AccountRecord, MembershipRecord, person_principal
 from metering.principal import Scope
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from django.db import IntegrityError, OperationalError
 
-from metering import store
-from metering.entries import Granted, Operation, Reserve, Settle
+from metering.ledger import store
+from metering.ledger.entries import Granted, Operation, Reserve, Settle
+from metering.ledger.writer import LedgerWriter
 from metering.models import Budget
-from metering.writer import LedgerWriter
 from tests.metering.operations import reserve
 
 LONG_S = 120.0

@@ -24,13 +24,13 @@ from inference.wire.errors import (
     RateLimitExceededError,
     ServiceUnavailableError,
 )
-from metering.entries import Granted, Narrow, Release, Reserve, Settle
 from metering.errors import LedgerUnavailableError, QuotaExceededError
+from metering.ledger.entries import Granted, Narrow, Release, Reserve, Settle
 
 
 class Ledger(Protocol):
-    """``metering.writer`` in front of the database. All but ``reserve`` return at once and are
-    never lost."""
+    """``metering.ledger.writer`` in front of the database. All but ``reserve`` return at once and
+    are never lost."""
 
     def start(self) -> None:
         """Call on the event loop that will serve."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from inference.gateway.request.tally import NOTHING, Tally
 from inference.protocol.events import Usage
 from inference.wire.errors import ApiError
-from metering.limit_state import NO_LIMITS
+from metering.limits.state import NO_LIMITS
 from metering.prices import FREE, Prices
 from metering.principal import Principal
 

@@ -39,7 +39,7 @@ API_KEY_HEADERS = (b"x-api-key", b"api-key")
 
 
 class Directory(Protocol):
-    """Where principals are found: ``metering.directory`` in front of the database. Each method
+    """Where principals are found: ``metering.keys.directory`` in front of the database. Each method
     raises ``KeyRefusedError``, ``find`` also ``DirectoryUnavailableError``."""
 
     def start(self) -> None:

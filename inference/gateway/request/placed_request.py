@@ -38,7 +38,7 @@ from inference.protocol.generation import Request, Submit
 from inference.protocol.preparing import blame, broke_worker
 from inference.wire.common.images import ImageFile
 from inference.wire.errors import ApiError, RequestFailedError
-from metering.receipts import Receipt
+from metering.ledger.receipts import Receipt
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.dialect import ErrorDialect
 from inference.wire.errors import ApiError, RateLimitExceededError
 from metering.errors import LimitsUnavailableError, RateLimitedError
-from metering.limit_headers import anthropic_headers, openai_headers
-from metering.limit_state import NO_LIMITS, LimitKind, LimitState
+from metering.limits.headers import anthropic_headers, openai_headers
+from metering.limits.rate_limiter import RateLimiter
+from metering.limits.state import NO_LIMITS, LimitKind, LimitState
 from metering.principal import Principal
-from metering.rate_limiter import RateLimiter
 
 MIN_ANSWER_TOKENS = 1024
 """A request that names no length is admitted when so much of the minute is left for its answer, or

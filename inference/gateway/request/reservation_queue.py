@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from metering.entries import Granted, Reserve
 from metering.errors import LedgerUnavailableError, QuotaExceededError
+from metering.ledger.entries import Granted, Reserve
 
 WAIT_S = 10.0
 """How long a request waits at most."""

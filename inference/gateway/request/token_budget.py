@@ -15,7 +15,7 @@ from inference.gateway.request.answer_check import UsageBounds
 from inference.gateway.request.call import Call
 from inference.gateway.request.token_bounds import DEFAULT_OUTPUT_TOKENS, TokenBounds
 from inference.wire.errors import ApiError, RequestFailedError
-from metering.entries import Granted
+from metering.ledger.entries import Granted
 
 OVER_BUDGET = "insufficient_quota"
 """The code by which a neuron refuses a prompt that is longer than what was reserved."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from metering.entries import Granted, Narrow, Release, Reserve, Settle
 from metering.errors import (
     DirectoryUnavailableError,
     InvalidKeyError,
     LedgerUnavailableError,
     QuotaExceededError,
 )
-from metering.keys import prefix_of
+from metering.keys.api_key import prefix_of
+from metering.ledger.entries import Granted, Narrow, Release, Reserve, Settle
 from metering.principal import ALL_SCOPES, Principal, Scope, anonymous_principal
 
 KEY = "hx-abcdefghij-" + 32 * "s"

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from inference.gateway.request.reservation_queue import ReservationQueue
-from metering.book import Book
-from metering.entries import Granted, Reserve
 from metering.errors import LedgerUnavailableError, QuotaExceededError
+from metering.ledger.book import Book
+from metering.ledger.entries import Granted, Reserve
 from tests.inference.gateway.waiting import until
 from tests.metering.operations import reserve, settle, state
 

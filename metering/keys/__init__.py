@@ -1,0 +1,1 @@
+"""API keys: how they look, who holds which, when each was used."""

@@ -1,0 +1,129 @@
+"""What is remembered of keys, accounts and people to tell who asks. Pure: no ORM, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from metering.errors import (
+    DisabledAccountError,
+    ExpiredKeyError,
+    InvalidKeyError,
+    NoAccountError,
+    RevokedKeyError,
+)
+from metering.keys.api_key import is_key_of
+from metering.principal import (
+    ANONYMOUS_ACCOUNT,
+    Principal,
+    RateLimits,
+    Scope,
+    anonymous_principal,
+)
+
+SCOPES_BY_ROLE = {
+    "owner": frozenset({Scope.INFERENCE, Scope.USAGE_READ}),
+    "member": frozenset({Scope.INFERENCE, Scope.USAGE_READ}),
+    "viewer": frozenset({Scope.USAGE_READ}),
+}
+"""A person who has several accounts and names none acts in that with the first of these roles."""
+SHARED_SCOPES = frozenset({Scope.INFERENCE, Scope.USAGE_READ, Scope.FLEET_READ})
+"""What whoever sends ``HELEXA_API_KEY`` may do."""
+
+
+class Person(Protocol):
+    """A Django user, as far as it matters here."""
+
+    @property
+    def is_staff(self) -> bool: ...
+    @property
+    def is_superuser(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountRecord:
+    name: str
+    enabled: bool = True
+    weight: int = 1
+    limits: RateLimits = field(default_factory=RateLimits)
+    budgets: tuple[int, ...] = ()
+
+    def ensure_enabled(self) -> None:
+        """Raises ``DisabledAccountError``."""
+        if not self.enabled:
+            raise DisabledAccountError(f"The account {self.name} is disabled.")
+
+    def principal(self) -> Principal:
+        """Callers without a key of their own. Raises ``DisabledAccountError``."""
+        self.ensure_enabled()
+        if self.name == ANONYMOUS_ACCOUNT:
+            return anonymous_principal(budgets=self.budgets, limits=self.limits, weight=self.weight)
+        return Principal(
+            account=self.name,
+            scopes=SHARED_SCOPES,
+            weight=self.weight,
+            budgets=self.budgets,
+            account_limits=self.limits,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRecord:
+    digest: str = field(repr=False)
+    principal: Principal
+    account_enabled: bool = True
+    is_revoked: bool = False
+
+    def principal_for(self, presented_key: str, *, secret: bytes, now_unix_s: float) -> Principal:
+        """Raises ``KeyRefusedError``. Only the holder of the key is told more than that it is not
+        valid."""
+        if not is_key_of(presented_key, self.digest, secret):
+            raise InvalidKeyError("The API key is not valid.")
+        return self.principal_now(now_unix_s)
+
+    def principal_now(self, now_unix_s: float) -> Principal:
+        """Who holds it, once the key was shown. Raises ``KeyRefusedError``."""
+        if self.is_revoked:
+            raise RevokedKeyError(f"The API key {self.principal.key} was revoked.")
+        if not self.account_enabled:
+            raise DisabledAccountError(
+                f"The account {self.principal.account} of the API key is disabled."
+            )
+        expires_unix_s = self.principal.expires_unix_s
+        if expires_unix_s is not None and now_unix_s >= expires_unix_s:
+            raise ExpiredKeyError(f"The API key {self.principal.key} has expired.")
+        return self.principal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipRecord:
+    account: AccountRecord
+    role: str
+
+
+def person_principal(
+    person: Person, memberships: tuple[MembershipRecord, ...], account: str | None
+) -> Principal:
+    """``account``: which of theirs; ``None``: the one in which they may do most, the first by name
+    of several. Raises ``NoAccountError``, ``DisabledAccountError``."""
+    theirs = [one for one in memberships if account is None or one.account.name == account]
+    if not theirs:
+        raise NoAccountError(
+            "You belong to no account." if account is None else f"You are not in {account}."
+        )
+    ranks = list(SCOPES_BY_ROLE)
+    theirs.sort(key=lambda one: (not one.account.enabled, ranks.index(one.role), one.account.name))
+    chosen = theirs[0]
+    chosen.account.ensure_enabled()
+    scopes = SCOPES_BY_ROLE[chosen.role]
+    if person.is_staff:
+        scopes |= {Scope.USAGE_READ, Scope.FLEET_READ}
+    if person.is_superuser:
+        scopes |= {Scope.FLEET_WRITE}
+    return Principal(
+        account=chosen.account.name,
+        scopes=scopes,
+        weight=chosen.account.weight,
+        budgets=chosen.account.budgets,
+        account_limits=chosen.account.limits,
+    )

@@ -1,0 +1,171 @@
+"""Keys, accounts and memberships as the database has them, by blocking queries.
+
+Made for threads of its own, whose connections stay open between queries. After an error the
+connection is closed, so that the next query opens a new one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import wraps
+from typing import ParamSpec, Protocol, TypeVar
+
+from django.db import Error, connection, connections
+from django.db.models import Q
+
+from metering.errors import DirectoryUnavailableError
+from metering.keys.api_key import IMPORTED_MARK
+from metering.keys.records import AccountRecord, KeyRecord, MembershipRecord
+from metering.models import Account, ApiKey, Budget, Membership, Revision
+from metering.models.account import LimitedModel
+from metering.principal import BUILT_IN_ACCOUNTS, Principal, RateLimits, Scope
+
+NAMES_A_QUERY = 500
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class KeyStore(Protocol):
+    """What the directory reads. Each method blocks and raises ``DirectoryUnavailableError``."""
+
+    def revision(self) -> int: ...
+
+    def keys(self, prefixes: Collection[str]) -> Mapping[str, KeyRecord]:
+        """By prefix; those that are not there are left out."""
+        ...
+
+    def built_in_accounts(self) -> Mapping[str, AccountRecord]: ...
+
+    def imported(self) -> frozenset[str]:
+        """The prefixes of all imported keys."""
+        ...
+
+    def record_uses(self, prefixes: Collection[str], used_unix_s: float) -> None: ...
+
+    def close(self) -> None:
+        """Closes the connection of the calling thread."""
+        ...
+
+
+def _database_call(query: Callable[P, Result]) -> Callable[P, Result]:
+    @wraps(query)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Result:
+        try:
+            return query(*args, **kwargs)
+        except Error as error:
+            connection.close()
+            raise DirectoryUnavailableError(
+                "API keys cannot be looked up: the database does not answer."
+            ) from error
+
+    return call
+
+
+class DatabaseKeyStore:
+    @_database_call
+    def revision(self) -> int:
+        """``0`` where the row is not there, as before the migrations."""
+        return Revision.objects.values_list("number", flat=True).first() or 0
+
+    @_database_call
+    def keys(self, prefixes: Collection[str]) -> dict[str, KeyRecord]:
+        found: dict[str, KeyRecord] = {}
+        for batch in _batches(prefixes):
+            rows = list(ApiKey.objects.filter(prefix__in=batch).select_related("account"))
+            accounts = _budgets(Q(account__in={row.account_id for row in rows}), "account_id")
+            keys = _budgets(Q(key__in=batch), "key_id")
+            for row in rows:
+                budgets = (*keys[row.prefix], *accounts[row.account_id])
+                found[row.prefix] = key_record(row, budgets)
+        return found
+
+    @_database_call
+    def memberships(self, user_id: int) -> tuple[MembershipRecord, ...]:
+        rows = list(Membership.objects.filter(user=user_id).select_related("account"))
+        budgets = _budgets(Q(account__in={row.account_id for row in rows}), "account_id")
+        return tuple(
+            MembershipRecord(
+                account=account_record(row.account, budgets[row.account_id]), role=row.role
+            )
+            for row in rows
+        )
+
+    @_database_call
+    def built_in_accounts(self) -> dict[str, AccountRecord]:
+        budgets = _budgets(Q(account__in=BUILT_IN_ACCOUNTS), "account_id")
+        rows = Account.objects.filter(name__in=BUILT_IN_ACCOUNTS)
+        return {row.name: account_record(row, budgets[row.name]) for row in rows}
+
+    @_database_call
+    def imported(self) -> frozenset[str]:
+        rows = ApiKey.objects.filter(prefix__startswith=IMPORTED_MARK)
+        return frozenset(rows.values_list("prefix", flat=True))
+
+    @_database_call
+    def record_uses(self, prefixes: Collection[str], used_unix_s: float) -> None:
+        """A later use that another gateway has recorded stays."""
+        used_at = datetime.fromtimestamp(used_unix_s, UTC)
+        earlier = Q(last_used_at__isnull=True) | Q(last_used_at__lt=used_at)
+        for batch in _batches(prefixes):
+            ApiKey.objects.filter(earlier, prefix__in=batch).update(last_used_at=used_at)
+
+    def close(self) -> None:
+        connections.close_all()
+
+
+def key_record(row: ApiKey, budgets: tuple[int, ...]) -> KeyRecord:
+    """``budgets`` are those of the key and of its account."""
+    known_scopes = {scope.value for scope in Scope}
+    principal = Principal(
+        account=row.account_id,
+        key=row.prefix,
+        scopes=frozenset(Scope(word) for word in row.scopes if word in known_scopes),
+        models=frozenset(row.model_names) or None,
+        weight=row.account.weight,
+        budgets=budgets,
+        key_limits=_limits(row),
+        account_limits=_limits(row.account),
+        expires_unix_s=None if row.expires_at is None else row.expires_at.timestamp(),
+    )
+    return KeyRecord(
+        digest=row.digest,
+        principal=principal,
+        account_enabled=row.account.enabled,
+        is_revoked=row.revoked_at is not None,
+    )
+
+
+def account_record(row: Account, budgets: tuple[int, ...]) -> AccountRecord:
+    return AccountRecord(
+        name=row.name,
+        enabled=row.enabled,
+        weight=row.weight,
+        limits=_limits(row),
+        budgets=budgets,
+    )
+
+
+def _limits(row: LimitedModel) -> RateLimits:
+    return RateLimits(
+        requests_per_minute=row.requests_per_minute,
+        tokens_per_minute=row.tokens_per_minute,
+        max_concurrent=row.max_concurrent,
+    )
+
+
+def _budgets(where: Q, owner: str) -> defaultdict[str, tuple[int, ...]]:
+    """The ids of budgets by their owner, in the order in which they were made."""
+    ids: defaultdict[str, tuple[int, ...]] = defaultdict(tuple)
+    for name, budget in Budget.objects.filter(where).order_by("id").values_list(owner, "id"):
+        ids[name] += (budget,)
+    return ids
+
+
+def _batches(names: Iterable[str]) -> Iterator[list[str]]:
+    """SQLite takes only so many parameters in a query."""
+    rest = list(names)
+    for start in range(0, len(rest), NAMES_A_QUERY):
+        yield rest[start : start + NAMES_A_QUERY]

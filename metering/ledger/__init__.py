@@ -1,0 +1,1 @@
+"""Budgets, reservations and the ledger: arithmetic, writer, spool, and dead gateways' requests."""

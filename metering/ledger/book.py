@@ -1,0 +1,245 @@
+"""The arithmetic of hard caps: what operations do to budgets and to what is reserved on them.
+
+    Reserve   reserved += worst case      on every budget of the request, or on none
+    Narrow    reserved -= what is not needed
+    Settle    reserved -= held,  spent += used
+    Release   reserved -= held
+
+    spent + reserved <= cap, always       (until an operator lowers the cap)
+
+Pure: states in, states out; no clock, no database. ``metering.ledger.store`` reads the states,
+applies a batch of operations and writes what has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from metering.errors import QuotaExceededError
+from metering.ledger import windows
+from metering.ledger.entries import Granted, Narrow, Reserve, Settle
+from metering.ledger.windows import Window
+from metering.money import amount_words
+from metering.prices import Prices
+
+RETRY_AFTER_RESERVED_S = 1.0
+"""When to come back where only reservations of running requests are in the way: they settle, and
+what they did not use is free again."""
+MIN_ANSWER_TOKENS = 256
+"""The shortest answer that is granted while others' reservations limit it, where the client named
+no number."""
+
+
+class Unit(StrEnum):
+    TOKENS = "tokens"
+    MICRO_USD = "micro_usd"
+
+
+@dataclass(slots=True, kw_only=True)
+class BudgetState:
+    """One budget as it stands. ``window_ends_s`` is ``None`` for a balance, for a calendar window
+    that nothing has touched yet, and while a window of seconds is closed."""
+
+    id: int
+    owner: str
+    """``key`` or ``account``: for the message of a refusal."""
+    unit: Unit
+    cap: int
+    window: Window = Window.BALANCE
+    window_s: int | None = None
+    spent: int = 0
+    reserved: int = 0
+    window_ends_s: int | None = None
+
+    @property
+    def left(self) -> int:
+        return max(0, self.cap - self.spent - self.reserved)
+
+    @property
+    def unspent(self) -> int:
+        """What is left once all reservations have settled, if they use nothing."""
+        return max(0, self.cap - self.spent)
+
+    def worst_case(self, prices: Prices, prompt_tokens: int, output_tokens: int) -> int:
+        if self.unit is Unit.TOKENS:
+            return prompt_tokens + output_tokens
+        return prices.most_micro_usd(prompt_tokens=prompt_tokens, completion_tokens=output_tokens)
+
+    def affordable_output_tokens(
+        self, prices: Prices, prompt_tokens: int, *, amount: int
+    ) -> int | None:
+        """``amount`` buys so many beside the prompt; ``None``: any number."""
+        if self.unit is Unit.TOKENS:
+            return amount - prompt_tokens
+        return prices.affordable_output_tokens(micro_usd=amount, prompt_tokens=prompt_tokens)
+
+    def used(self, settle: Settle) -> int:
+        if self.unit is Unit.TOKENS:
+            return max(0, settle.prompt_tokens + settle.completion_tokens)
+        return max(0, settle.cost_micro_usd)
+
+    def roll(self, now_s: int) -> bool:
+        """Begins anew if the window is over, or not begun; whether that changed anything. What is
+        reserved stays so: those requests are under way. Never goes back: gateways' clocks
+        differ."""
+        if self.window is Window.BALANCE:
+            return False
+        if self.window_ends_s is not None and now_s < self.window_ends_s:
+            return False
+        before = (self.spent, self.window_ends_s)
+        self.spent = 0
+        is_calendar = self.window is not Window.SECONDS
+        self.window_ends_s = windows.calendar_end_s(self.window, now_s) if is_calendar else None
+        return before != (self.spent, self.window_ends_s)
+
+    def holds(self, unix_s: int) -> bool:
+        """Whether that moment, which is not after the window, is in it."""
+        if self.window is Window.BALANCE:
+            return True
+        if self.window_ends_s is None:
+            return False
+        return unix_s >= windows.start_s(self.window, self.window_s, self.window_ends_s)
+
+
+@dataclass(slots=True)
+class Book:
+    """Budgets by id and, by request, what it holds on which budget. Mutates both. A budget that is
+    not here was deleted, and binds nobody."""
+
+    budgets: dict[int, BudgetState]
+    held: dict[str, dict[int, int]]
+    changed: set[int] = field(default_factory=set)
+    """Ids of the budgets whose state is no longer what it was."""
+
+    def reserve(self, reserve: Reserve) -> Granted:
+        """Raises ``QuotaExceededError``. One that comes again, because its writer could not tell
+        whether it was committed, replaces what the first one holds."""
+        self.release(reserve.request_id)
+        now_s = int(reserve.now_unix_s)
+        budgets = [self.budgets[id] for id in reserve.budgets if id in self.budgets]
+        for budget in budgets:
+            if budget.roll(now_s):
+                self.changed.add(budget.id)
+        granted = output_tokens_granted(reserve, budgets)
+        amounts = [
+            budget.worst_case(reserve.prices, reserve.prompt_tokens, granted) for budget in budgets
+        ]
+        short = [
+            (budget, amount)
+            for budget, amount in zip(budgets, amounts, strict=True)
+            if amount > budget.left
+        ]
+        if short:
+            raise _refusal(reserve, granted, short)
+        for budget, amount in zip(budgets, amounts, strict=True):
+            if budget.window is Window.SECONDS and budget.window_ends_s is None:
+                budget.window_ends_s = now_s + (budget.window_s or 0)
+            budget.reserved += amount
+            self.changed.add(budget.id)
+        if budgets:
+            held = zip((budget.id for budget in budgets), amounts, strict=True)
+            self.held[reserve.request_id] = dict(held)
+        return Granted(output_tokens=granted)
+
+    def narrow(self, narrow: Narrow) -> None:
+        held = self.held.get(narrow.request_id, {})
+        for budget_id, amount in held.items():
+            budget = self.budgets[budget_id]
+            needed = budget.worst_case(narrow.prices, narrow.prompt_tokens, narrow.output_tokens)
+            if needed < amount:
+                held[budget_id] = needed
+                self._give_back(budget, amount - needed)
+
+    def settle(self, settle: Settle) -> bool:
+        """Charges what was used to the budgets on which the request holds a reservation, and gives
+        the reservation back. A budget is charged no more than was reserved on it, whatever a
+        neuron reports, so that its cap holds; returns whether that has cut anything off."""
+        ended_s = int(settle.ended_unix_s)
+        is_cut = False
+        for budget_id, amount in self.held.pop(settle.request_id, {}).items():
+            budget = self.budgets[budget_id]
+            self._give_back(budget, amount)
+            budget.roll(ended_s)
+            used = budget.used(settle)
+            is_cut = is_cut or used > amount
+            if budget.holds(ended_s):
+                budget.spent += min(used, amount)
+        return is_cut
+
+    def release(self, request_id: str) -> None:
+        for budget_id, amount in self.held.pop(request_id, {}).items():
+            self._give_back(self.budgets[budget_id], amount)
+
+    def _give_back(self, budget: BudgetState, amount: int) -> None:
+        budget.reserved -= amount
+        self.changed.add(budget.id)
+
+
+def output_tokens_granted(reserve: Reserve, budgets: Sequence[BudgetState] = ()) -> int:
+    """What the client named, else what the budgets still buy: the same for each choice, and one
+    token at least. While reservations leave less than ``MIN_ANSWER_TOKENS``, it is that many, or
+    what the budgets buy without reservations: an answer is not cut to a few tokens only because
+    other requests run."""
+    if reserve.output_tokens is not None:
+        return reserve.output_tokens
+    now = _affordable(reserve, [(budget, budget.left) for budget in budgets])
+    later = _affordable(reserve, [(budget, budget.unspent) for budget in budgets])
+    per_choice = max(now, min(later, MIN_ANSWER_TOKENS), 1)
+    return per_choice * reserve.num_choices
+
+
+def _affordable(reserve: Reserve, amounts: Sequence[tuple[BudgetState, int]]) -> int:
+    """The output tokens of each choice that these amounts of the budgets buy."""
+    most = reserve.default_output_tokens
+    for budget, amount in amounts:
+        affordable = budget.affordable_output_tokens(
+            reserve.prices, reserve.prompt_tokens, amount=amount
+        )
+        if affordable is not None:
+            most = min(most, affordable)
+    return most // reserve.num_choices
+
+
+def _refusal(
+    reserve: Reserve, output_tokens: int, short: list[tuple[BudgetState, int]]
+) -> QuotaExceededError:
+    """The refusal; of several budgets it is about the one that stays short for longest."""
+
+    def longest(candidate: tuple[BudgetState, int]) -> float:
+        retry_after_s = _retry_after_s(*candidate, reserve.now_unix_s)
+        return float("inf") if retry_after_s is None else retry_after_s
+
+    budget, needed = max(short, key=longest)
+    reserved = amount_words(budget.unit, budget.reserved)
+    under_way = f" while {reserved} are reserved by running requests" if budget.reserved else ""
+    # How long the prompt is, is known once a neuron has tokenized it: here is its bound.
+    return QuotaExceededError(
+        f"This request may need up to {amount_words(budget.unit, needed)} (at most "
+        f"{reserve.prompt_tokens:,} tokens of prompt, and {output_tokens:,} of output), and "
+        f"{amount_words(budget.unit, budget.left)} are left of the {budget.owner}'s budget of "
+        f"{amount_words(budget.unit, budget.cap)}{_per_window(budget)}{under_way}.",
+        budget=budget.id,
+        unit=budget.unit,
+        needed=needed,
+        left=budget.left,
+        retry_after_s=_retry_after_s(budget, needed, reserve.now_unix_s),
+        is_reserved=needed <= budget.unspent,
+    )
+
+
+def _retry_after_s(budget: BudgetState, needed: int, now_unix_s: float) -> float | None:
+    if needed <= budget.unspent:
+        return RETRY_AFTER_RESERVED_S
+    if budget.window is Window.BALANCE or needed > budget.cap:
+        return None
+    if budget.window_ends_s is None:
+        return RETRY_AFTER_RESERVED_S
+    return max(1.0, budget.window_ends_s - now_unix_s)
+
+
+def _per_window(budget: BudgetState) -> str:
+    if budget.window is Window.SECONDS:
+        return f" per {budget.window_s:,} seconds"
+    return "" if budget.window is Window.BALANCE else f" per {budget.window}"

@@ -1,0 +1,184 @@
+"""What a gateway's writer has yet to write, and how it goes into the database batch by batch.
+
+A batch that the database would not take stays in front and is tried again, so nothing is lost and
+the operations of a request keep their order. Reservations are the exception: nobody waits for a
+database that is away, so they are refused. One of them may have been committed all the same, if
+the connection broke at the wrong moment: a ``Release`` takes its place.
+
+Belongs to one thread, whose database connection it uses; ``depth`` and ``age_s`` may be read by
+any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from django.db import DataError, Error, IntegrityError, connections
+
+from inference.supervised_threads import contained
+from metering.errors import LedgerUnavailableError
+from metering.ledger import store
+from metering.ledger.entries import Narrow, Operation, Release, Reserve, Settle
+
+logger = logging.getLogger(__name__)
+
+MAX_BATCH = 500
+LEASE_S = 45
+LEASE_RENEWAL_S = 10.0
+
+CONFLICT_SQLSTATES = frozenset({"40001", "40P01", "55P03"})
+"""PostgreSQL: serialization failure, deadlock, lock not available."""
+
+Outcome = store.Result | LedgerUnavailableError
+Waiter = asyncio.Future[Outcome]
+
+
+@dataclass(slots=True)
+class PendingWrite:
+    """``operation`` is ``None`` for one that only waits for those before it."""
+
+    operation: Operation | None
+    queued_s: float
+    waiter: Waiter | None = None
+    is_written: bool = False
+    """The database has it, or will never take it."""
+
+
+class PendingWrites:
+    """``tell`` is called with the waiters whose writes are done."""
+
+    def __init__(
+        self,
+        gateway_id: str,
+        *,
+        using: str,
+        tell: Callable[[Sequence[tuple[Waiter, Outcome]]], None],
+        apply: Callable[..., list[store.Result]] = store.apply,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._gateway_id = gateway_id
+        self._using = using
+        self._tell = tell
+        self._apply = apply
+        self._clock = clock
+        self._writes: deque[PendingWrite] = deque()
+        self._oldest_s: float | None = None
+        self._lease_due_s = 0.0
+        self._num_singly = 0
+        """How many writes are still written one by one, to find the one that the database
+        refuses."""
+
+    def add(self, write: PendingWrite) -> None:
+        self._writes.append(write)
+
+    @property
+    def depth(self) -> int:
+        return len(self._writes)
+
+    @property
+    def age_s(self) -> float:
+        oldest_s = self._oldest_s
+        return 0.0 if oldest_s is None else max(0.0, time.monotonic() - oldest_s)
+
+    @property
+    def is_urgent(self) -> bool:
+        """A ``Narrow`` alone is not: only the next reservation has any use for it."""
+        return any(not isinstance(write.operation, Narrow) for write in self._writes)
+
+    def next_due_s(self, narrow_delay_s: float) -> float:
+        """When something must be written even if nothing more comes, by the monotonic clock."""
+        if not self._writes:
+            return self._lease_due_s
+        return min(self._lease_due_s, self._writes[0].queued_s + narrow_delay_s)
+
+    def write(self) -> None:
+        """Renews the lease when it is due, then writes one batch. Raises the database's error when
+        it is away, and then all writes are still there: ``recover`` comes next."""
+        if time.monotonic() >= self._lease_due_s:
+            self._write_lease(LEASE_S)
+            self._lease_due_s = time.monotonic() + LEASE_RENEWAL_S
+        batch = list(islice(self._writes, 1 if self._num_singly else MAX_BATCH))
+        if not batch:
+            return
+        self._oldest_s = batch[0].queued_s
+        operations = [write.operation for write in batch if write.operation is not None]
+        outcomes: Iterator[Outcome]
+        try:
+            outcomes = iter(
+                contained(self._apply, operations, using=self._using) if operations else ()
+            )
+        except Exception as error:
+            if isinstance(error, Error) and not isinstance(error, DataError | IntegrityError):
+                raise
+            if len(batch) > 1:
+                self._num_singly = len(batch)
+                return
+            logger.exception("an operation cannot be written and is dropped: %s", operations)
+            if isinstance(operations[0], Settle):
+                batch[0].operation = release_of(operations[0])
+                return
+            outcomes = iter([LedgerUnavailableError("The ledger cannot hold this request.")])
+        for _ in batch:
+            self._writes.popleft().is_written = True
+        self._num_singly = max(0, self._num_singly - 1)
+        self._oldest_s = self._writes[0].queued_s if self._writes else None
+        self._done(batch, [None if write.operation is None else next(outcomes) for write in batch])
+
+    def recover(self, error: Error) -> None:
+        """A conflict with another writer is tried again as it is; otherwise the database is
+        away."""
+        if is_conflict(error):
+            logger.info("the ledger's transaction is tried again: %s", error)
+            return
+        logger.warning("the ledger cannot be written, %d operations wait: %s", self.depth, error)
+        connections[self._using].close()
+        refused = [write for write in self._writes if isinstance(write.operation, Reserve)]
+        failure = LedgerUnavailableError("The database does not answer; try again shortly.")
+        self._done(refused, [failure] * len(refused))
+        for write in refused:
+            assert write.operation is not None
+            write.operation = release_of(write.operation)
+            write.waiter = None
+
+    def close(self) -> None:
+        """Gives the lease up and the connection back."""
+        try:
+            self._write_lease(0)
+        except Error as error:
+            logger.warning("the gateway's lease stands until it runs out: %s", error)
+        connections[self._using].close()
+
+    def _done(self, writes: Sequence[PendingWrite], outcomes: Sequence[Outcome]) -> None:
+        told = [
+            (write.waiter, outcome)
+            for write, outcome in zip(writes, outcomes, strict=True)
+            if write.waiter is not None
+        ]
+        if told:
+            self._tell(told)
+
+    def _write_lease(self, lease_s: int) -> None:
+        with connections[self._using].cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO metering_gatewaylease (gateway_id, lease_until_unix_s) "
+                "VALUES (%s, %s) ON CONFLICT (gateway_id) "
+                "DO UPDATE SET lease_until_unix_s = excluded.lease_until_unix_s",
+                [self._gateway_id, int(self._clock()) + lease_s],
+            )
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the same transaction may well succeed at once: deadlocks, serialization failures and
+    a locked SQLite."""
+    sqlstate = getattr(error.__cause__, "sqlstate", None)
+    return sqlstate in CONFLICT_SQLSTATES or "database is locked" in str(error)
+
+
+def release_of(operation: Operation) -> Release:
+    return Release(request_id=operation.request_id, budgets=operation.budgets)

@@ -1,0 +1,237 @@
+"""The one thread of a gateway process that writes budgets, reservations and the ledger.
+
+    event loop                          writer thread, with a database connection of its own
+    reserve ─┐                          take all that is queued (metering.ledger.pending_writes)
+    narrow  ─┼─▶ queue, in order ─────▶ one transaction         (metering.ledger.store)
+    settle  ─┤                          tell all waiters by one call into the loop
+    release ─┘                          away? keep it all, wait, try again
+       └─ bills that are not written soon ─▶ the data directory        (metering.ledger.spool)
+
+Nothing waits for a timer: a batch is what came while the last one was written. A ``Narrow`` alone
+does not start one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from django.db import Error
+
+from inference.backoff import Backoff
+from inference.supervised_threads import SupervisedThread
+from metering.errors import LedgerUnavailableError
+from metering.ledger import store
+from metering.ledger.book import output_tokens_granted
+from metering.ledger.entries import Granted, Narrow, Operation, Release, Reserve, Settle
+from metering.ledger.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter, release_of
+from metering.ledger.spool import Spool
+
+logger = logging.getLogger(__name__)
+
+MAX_QUEUED = 200_000
+"""What the writer keeps while the database is away; more work is refused."""
+RESERVE_TIMEOUT_S = 3.0
+"""With the catalogue's ``READ_WAIT_S`` less than the five seconds in which a client is told that
+the database stands still."""
+NARROW_DELAY_S = 1.0
+"""How long a ``Narrow`` waits at most for something that it can be written with."""
+BACKOFF = Backoff(first_s=0.05, max_s=2.0)
+"""After a write that failed."""
+
+
+class LedgerWriter:
+    """``reserve``, ``narrow``, ``settle``, ``release``, ``flush`` and ``stop`` are for the event
+    loop that called ``start``; the properties for any thread. ``using`` is Django's name of the
+    database."""
+
+    def __init__(
+        self,
+        gateway_id: str,
+        *,
+        using: str = "default",
+        max_queued: int = MAX_QUEUED,
+        apply: Callable[..., list[store.Result]] = store.apply,
+        spool_directory: Path | None = None,
+        oldest_unix_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """``spool_directory`` and ``oldest_unix_s``: the spool's; ``None``: there is none."""
+        self._max_queued = max_queued
+        self._queue: SimpleQueue[PendingWrite | None] = SimpleQueue()
+        self._pending = PendingWrites(gateway_id, using=using, tell=self._tell, apply=apply)
+        """The thread's alone."""
+        self._spool = None
+        if spool_directory is not None:
+            self._spool = Spool(
+                spool_directory,
+                gateway_id,
+                resubmit=self._queue.put,
+                oldest_unix_s=oldest_unix_s,
+                has_room=lambda: not self.is_full,
+            )
+        self._is_stopping = False
+        self._thread: SupervisedThread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Call it in the event loop that the waiters belong to."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = SupervisedThread(self._run, name="ledger")
+        self._thread.start()
+        if self._spool is not None:
+            self._spool.start()
+
+    @property
+    def depth(self) -> int:
+        """How many operations are not written yet."""
+        return self._queue.qsize() + self._pending.depth
+
+    @property
+    def age_s(self) -> float:
+        """How long the oldest of them has waited."""
+        return self._pending.age_s
+
+    @property
+    def is_full(self) -> bool:
+        """What comes now could not be billed: new work must be refused."""
+        return self.depth >= self._max_queued
+
+    @property
+    def num_spooled(self) -> int:
+        """How many bills are in the data directory until the database takes them."""
+        return 0 if self._spool is None else self._spool.depth
+
+    @property
+    def spool_problem(self) -> str | None:
+        """Why bills that the database does not take are not in the data directory either."""
+        return None if self._spool is None else self._spool.problem
+
+    async def reserve(self, reserve: Reserve) -> Granted:
+        """Raises ``QuotaExceededError`` and ``LedgerUnavailableError``; then nothing is held, nor
+        when the caller is cancelled."""
+        if self.is_full:
+            raise LedgerUnavailableError("The ledger cannot be written; try again shortly.")
+        if self.age_s > RESERVE_TIMEOUT_S:
+            raise LedgerUnavailableError("The database does not answer in time.")
+        if not reserve.budgets:
+            return Granted(output_tokens=output_tokens_granted(reserve))
+        waiter = self._new_waiter()
+        self._put(reserve, waiter)
+        try:
+            async with asyncio.timeout(RESERVE_TIMEOUT_S):
+                outcome = await waiter
+        except TimeoutError:
+            self._put(release_of(reserve))
+            raise LedgerUnavailableError("The database does not answer in time.") from None
+        except asyncio.CancelledError:
+            self._put(release_of(reserve))
+            raise
+        if isinstance(outcome, Granted):
+            return outcome
+        assert outcome is not None
+        raise outcome
+
+    def narrow(self, narrow: Narrow) -> None:
+        if narrow.budgets:
+            self._put(narrow)
+
+    def settle(self, settle: Settle) -> None:
+        write = self._put(settle)
+        if self._spool is not None:
+            self._spool.add(write)
+
+    def release(self, release: Release) -> None:
+        """Frees what was reserved for a request that was never submitted."""
+        if release.budgets:
+            self._put(release)
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Waits until all that was told so far is written; whether it is."""
+        waiter = self._new_waiter()
+        self._put(None, waiter)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter
+        except TimeoutError:
+            logger.error("%d operations of the ledger are not written", self.depth)
+            return False
+        return True
+
+    async def stop(self, timeout_s: float) -> None:
+        """Flushes, gives up the lease and ends the threads; bills that the database has not taken
+        are spooled. A second time it does nothing."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        await self.flush(timeout_s)
+        self._is_stopping = True
+        self._queue.put(None)
+        await asyncio.to_thread(thread.join, timeout_s)
+        if self._spool is not None:
+            await asyncio.to_thread(self._spool.stop, timeout_s)
+
+    def _new_waiter(self) -> Waiter:
+        assert self._loop is not None, "start() comes first"
+        return self._loop.create_future()
+
+    def _put(self, operation: Operation | None, waiter: Waiter | None = None) -> PendingWrite:
+        write = PendingWrite(operation, time.monotonic(), waiter)
+        self._queue.put(write)
+        return write
+
+    # What follows runs in the thread.
+
+    def _run(self) -> None:
+        num_failures = 0
+        while not self._is_stopping:
+            self._await_work()
+            try:
+                self._pending.write()
+            except Error as error:
+                self._take_all()
+                self._pending.recover(error)
+                num_failures += 1
+                time.sleep(BACKOFF.wait_s(num_failures))
+            else:
+                num_failures = 0
+        self._pending.close()
+
+    def _await_work(self) -> None:
+        """Returns with all that is queued, when something is worth writing."""
+        while not self._is_stopping:
+            self._take_all()
+            waits_s = self._pending.next_due_s(NARROW_DELAY_S) - time.monotonic()
+            if self._pending.is_urgent or waits_s <= 0:
+                return
+            try:
+                write = self._queue.get(timeout=waits_s)
+            except Empty:
+                return
+            if write is not None:
+                self._pending.add(write)
+
+    def _take_all(self) -> None:
+        try:
+            while True:
+                write = self._queue.get_nowait()
+                if write is not None:
+                    self._pending.add(write)
+        except Empty:
+            pass
+
+    def _tell(self, told: Sequence[tuple[Waiter, Outcome]]) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(_complete, told)
+        except RuntimeError:
+            logger.info("the event loop is closed: nobody waits for the ledger any more")
+
+
+def _complete(told: Sequence[tuple[Waiter, Outcome]]) -> None:
+    for waiter, outcome in told:
+        if not waiter.done():
+            waiter.set_result(outcome)

@@ -1,0 +1,1 @@
+"""Limits per minute and at once, counted in Redis."""

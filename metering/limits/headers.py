@@ -1,0 +1,63 @@
+"""What callers with limits are told in headers, in the two forms that SDKs and clients know. Pure.
+
+``Retry-After`` is not here: it goes with every refusal that has one.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from metering.limits.state import Allowance, LimitState
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def openai_headers(state: LimitState) -> Headers:
+    """https://platform.openai.com/docs/guides/rate-limits (headers): resets are durations, until
+    the limit is whole again."""
+    headers: Headers = []
+    for name, allowance in (("requests", state.requests), ("tokens", state.tokens)):
+        if allowance is not None:
+            headers += [
+                _header(f"x-ratelimit-limit-{name}", str(allowance.limit)),
+                _header(f"x-ratelimit-remaining-{name}", str(allowance.remaining)),
+                _header(f"x-ratelimit-reset-{name}", duration(allowance.reset_ms)),
+            ]
+    return headers
+
+
+def anthropic_headers(state: LimitState) -> Headers:
+    """https://docs.anthropic.com/en/api/rate-limits (response headers): resets are moments in
+    RFC 3339's form, when the limit is whole again."""
+    headers: Headers = []
+    for name, allowance in (("requests", state.requests), ("tokens", state.tokens)):
+        if allowance is not None:
+            prefix = f"anthropic-ratelimit-{name}"
+            headers += [
+                _header(f"{prefix}-limit", str(allowance.limit)),
+                _header(f"{prefix}-remaining", str(allowance.remaining)),
+                _header(f"{prefix}-reset", _reset_at(allowance, state.now_ms)),
+            ]
+    return headers
+
+
+def duration(milliseconds: int) -> str:
+    """As Go writes one: ``20ms``, ``1s``, ``1.5s``, ``6m0s``."""
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest_ms = divmod(milliseconds, 60_000)
+    seconds = f"{rest_ms / 1000:.3f}".rstrip("0").rstrip(".")
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes}m{seconds}s"
+    return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
+
+
+def _reset_at(allowance: Allowance, now_ms: int) -> str:
+    """In whole seconds, not before it is true."""
+    unix_s = -(-(now_ms + allowance.reset_ms) // 1000)
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _header(name: str, value: str) -> tuple[bytes, bytes]:
+    return name.encode(), value.encode()

@@ -1,0 +1,245 @@
+"""Limits per minute and at once, counted in Redis, so that they hold across all gateways.
+
+    acquire ─┬─▶ admitted: tokens charged by their bound, a seat taken ─┬─ extend    a longer prompt
+             │                                                          ├─ correct   what it used
+             └─▶ RateLimitedError                                       ├─ renew     every 15 s
+                                                                        └─ release   the seat
+
+One Lua script decides for a request's key and account and for every kind of limit, by Redis'
+clock: everything is charged or nothing. A caller without limits costs no Redis. A seat is a lease:
+those of a gateway that died are free within ``LEASE_S``, and what it charged drains in a minute.
+
+Nothing is kept on disk. When Redis starts anew, everybody has a whole minute's limit again, and
+running requests have their seats back with the next renewal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import redis
+import redis.asyncio
+
+from inference.protocol import keys
+from metering.errors import LimitsUnavailableError
+from metering.limits.rules import (
+    Counts,
+    Subject,
+    is_limited,
+    limit_state,
+    refusal,
+    refuse_impossible,
+    subjects_of,
+)
+from metering.limits.script_queue import ScriptQueue
+from metering.limits.state import NO_LIMITS, LimitState
+from metering.principal import Principal, RateLimits
+
+logger = logging.getLogger(__name__)
+
+SCRIPT = Path(__file__).with_name("rate_limits.lua").read_text()
+LEASE_S = 60.0
+RENEW_INTERVAL_S = 15.0
+RENEW_AGAIN_S = 1.0
+"""After a renewal that failed."""
+MAX_RENEWED_AT_ONCE = 500
+"""How many leases one run of the script renews: Redis does nothing else while it lasts."""
+
+_LEASE_MS = int(LEASE_S * 1000)
+
+
+@dataclass(slots=True)
+class _Held:
+    """What an admitted request holds. ``tokens`` stand in the second ``slot``; ``extra`` were
+    charged later, beyond the bound."""
+
+    subjects: tuple[Subject, ...]
+    slot: int
+    tokens: int
+    extra: int = 0
+
+
+class RateLimiter:
+    """One per gateway; belongs to one event loop. ``client`` stays its caller's to close."""
+
+    def __init__(self, client: redis.asyncio.Redis, *, script: str = SCRIPT) -> None:
+        self._script = ScriptQueue(client, script)
+        self._held: dict[str, _Held] = {}
+
+    async def acquire(
+        self, principal: Principal, request_id: str, tokens: int, *, most: int | None = None
+    ) -> LimitState:
+        """Charge one request and ``tokens``, the most that it may use, and take its seat. Where
+        ``most`` is more, it is charged up to that: as many as leave half of the rest to others.
+
+        Whoever was admitted calls ``release`` in the end, and ``correct`` before it. Raises
+        ``RateLimitedError`` (then nothing is charged) or ``LimitsUnavailableError``.
+        """
+        if not (is_limited(principal.account_limits) or is_limited(principal.key_limits)):
+            return NO_LIMITS
+        if not (subjects := subjects_of(principal)):
+            return NO_LIMITS
+        refuse_impossible(subjects, tokens)
+        reply = self._ask(subjects, request_id, tokens, max(tokens, most or 0))
+        try:
+            admitted, now_ms, charged, *numbers = await asyncio.shield(reply)
+        except asyncio.CancelledError:
+            reply.add_done_callback(partial(self._undo, request_id, subjects))
+            raise
+        except (redis.RedisError, OSError) as error:
+            self._free_seats(request_id, subjects)  # the script may have run all the same
+            raise LimitsUnavailableError("Redis does not answer; try again shortly.") from error
+        if not admitted:
+            raise refusal(subjects, _counts(numbers), tokens=tokens, now_ms=now_ms)
+        self._held[request_id] = _Held(subjects, now_ms // 1000, charged)
+        return limit_state(subjects, _counts(numbers), now_ms=now_ms, tokens_charged=charged)
+
+    async def extend(self, request_id: str, tokens: int) -> None:
+        """Charge so many tokens more to a request that was admitted. Raises ``RateLimitedError``
+        (then they are not charged) or ``LimitsUnavailableError``."""
+        held = self._held.get(request_id)
+        if held is None or tokens <= 0:
+            return
+        subjects = tuple(
+            replace(each, limits=RateLimits(tokens_per_minute=each.limits.tokens_per_minute))
+            for each in held.subjects
+            if each.limits.tokens_per_minute is not None
+        )
+        refuse_impossible(subjects, held.tokens + held.extra + tokens)
+        try:
+            admitted, now_ms, charged, *numbers = await asyncio.shield(
+                self._ask(subjects, request_id, tokens, tokens)
+            )
+        except (redis.RedisError, OSError) as error:
+            raise LimitsUnavailableError("Redis does not answer; try again shortly.") from error
+        if not admitted:
+            raise refusal(subjects, _counts(numbers), tokens=tokens, now_ms=now_ms)
+        held.extra += charged
+
+    def _ask(
+        self, subjects: Sequence[Subject], request_id: str, tokens: int, most: int
+    ) -> asyncio.Future[list[int]]:
+        return self._script.call(
+            [key for each in subjects for key in (_counts_key(each), _open_key(each))],
+            "acquire",
+            request_id,
+            tokens,
+            most,
+            _LEASE_MS,
+            *(limit for each in subjects for limit in _limits(each)),
+        )
+
+    def correct(self, request_id: str, tokens: int) -> None:
+        """Charge ``tokens`` instead of the bound: what is known so far of what it used. May be
+        called again when more is known; without effect on a request that holds nothing."""
+        held = self._held.get(request_id)
+        if held is None:
+            return
+        counted = [each for each in held.subjects if each.limits.tokens_per_minute is not None]
+        counts_keys = [_counts_key(each) for each in counted]
+        per_minute = [each.limits.tokens_per_minute or 0 for each in counted]
+        difference = tokens - held.tokens - held.extra
+        if not counted or not difference:
+            return
+        if difference > 0:
+            self._call_soon(counts_keys, "take", difference, *per_minute)
+            held.extra += difference
+        elif returned := min(-difference, held.tokens):
+            self._call_soon(counts_keys, "give_back", held.slot, held.tokens, returned, *per_minute)
+            held.tokens -= returned
+
+    def release(self, request_id: str) -> None:
+        """Free the request's seats. Without effect on one that holds nothing."""
+        if held := self._held.pop(request_id, None):
+            self._free_seats(request_id, held.subjects)
+
+    async def renew(self) -> None:
+        """Keep the seats of this gateway's open requests. Raises ``LimitsUnavailableError``."""
+        open_ids: defaultdict[str, list[str]] = defaultdict(list)
+        for request_id, held in self._held.items():
+            for key in _seat_keys(held.subjects):
+                open_ids[key].append(request_id)
+        replies = [
+            self._script.call([key], "renew", _LEASE_MS, *ids[start : start + MAX_RENEWED_AT_ONCE])
+            for key, ids in open_ids.items()
+            for start in range(0, len(ids), MAX_RENEWED_AT_ONCE)
+        ]
+        try:
+            await asyncio.gather(*replies)
+        except (redis.RedisError, OSError) as error:
+            raise LimitsUnavailableError("Redis does not answer") from error
+
+    async def run_renewals(self) -> None:
+        """Renews leases until it is cancelled."""
+        while True:
+            try:
+                await self.renew()
+            except LimitsUnavailableError as error:
+                logger.debug("seats were not renewed: %s", error)
+                await asyncio.sleep(RENEW_AGAIN_S)
+            else:
+                await asyncio.sleep(RENEW_INTERVAL_S)
+
+    async def flush(self) -> None:
+        """Returns when all corrections and releases have reached Redis or have failed."""
+        await self._script.flush()
+
+    def _undo(
+        self,
+        request_id: str,
+        subjects: tuple[Subject, ...],
+        reply: asyncio.Future[list[int]],
+    ) -> None:
+        """Gives back what the script charged a caller that left before its reply was there."""
+        if reply.cancelled() or reply.exception():
+            return
+        admitted, now_ms, charged, *_ = reply.result()
+        if admitted:
+            self._held[request_id] = _Held(subjects, now_ms // 1000, charged)
+            self.correct(request_id, 0)
+            self.release(request_id)
+
+    def _free_seats(self, request_id: str, subjects: Sequence[Subject]) -> None:
+        if seat_keys := _seat_keys(subjects):
+            self._call_soon(seat_keys, "release", request_id)
+
+    def _call_soon(self, keys: Sequence[str], operation: str, *arguments: str | int) -> None:
+        """Calls the script and waits for no reply. Where Redis does not take it, debts drain and
+        leases lapse."""
+        self._script.call(keys, operation, *arguments).add_done_callback(_log_loss)
+
+
+def _counts(numbers: Sequence[int]) -> list[Counts]:
+    return [Counts(*numbers[index : index + 3]) for index in range(0, len(numbers), 3)]
+
+
+def _counts_key(subject: Subject) -> str:
+    return keys.limit_counts_key(subject.kind, subject.name)
+
+
+def _open_key(subject: Subject) -> str:
+    return keys.limit_open_key(subject.kind, subject.name)
+
+
+def _seat_keys(subjects: Sequence[Subject]) -> list[str]:
+    return [_open_key(each) for each in subjects if each.limits.max_concurrent is not None]
+
+
+def _limits(subject: Subject) -> tuple[str | int, ...]:
+    """The limits as the script reads them: empty where there is none."""
+    limits = subject.limits
+    return tuple(
+        "" if limit is None else limit
+        for limit in (limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrent)
+    )
+
+
+def _log_loss(reply: asyncio.Future[list[int]]) -> None:
+    if not reply.cancelled() and (error := reply.exception()):
+        logger.info("a change of a limit's count was not delivered: %s", error)

@@ -1,0 +1,192 @@
+"""Whose limits a request falls under, and what the counts in Redis mean. Pure: no Redis, no clock.
+
+    Principal ─ subjects_of ─▶ Subject* ─ (Redis counts) ─▶ Counts* ─┬ limit_state ─▶ LimitState
+                                                                     └ refusal ─▶ RateLimitedError
+
+A limit per minute is a bucket: a whole minute's worth may be used at once, and it refills evenly.
+What is used is counted as a debt that drains. One request or token is ``PARTS`` of debt, so that a
+limit of N a minute drains N parts a millisecond, in whole numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from metering.errors import RateLimitedError
+from metering.limits.state import Allowance, LimitKind, LimitState
+from metering.principal import Principal, RateLimits
+
+PARTS = 60_000
+"""Milliseconds in a minute; the script's ``MINUTE_MS``."""
+SEAT_RETRY_AFTER_S = 1.0
+"""Nobody knows when a running request ends."""
+
+
+class SubjectKind(StrEnum):
+    KEY = "key"
+    ACCOUNT = "account"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A key or an account that has limits. ``name`` is the key's prefix or the account's slug."""
+
+    kind: SubjectKind
+    name: str
+    limits: RateLimits
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """One subject's, as the script returns them; 0 where it has no such limit."""
+
+    requests_debt: int
+    tokens_debt: int
+    num_open: int
+
+
+def is_limited(limits: RateLimits) -> bool:
+    return not (
+        limits.requests_per_minute is None
+        and limits.tokens_per_minute is None
+        and limits.max_concurrent is None
+    )
+
+
+def subjects_of(principal: Principal) -> tuple[Subject, ...]:
+    """What of this caller has a limit: the key first, then the account."""
+    subjects = []
+    if principal.key and is_limited(principal.key_limits):
+        subjects.append(Subject(SubjectKind.KEY, principal.key, principal.key_limits))
+    if is_limited(principal.account_limits):
+        subjects.append(Subject(SubjectKind.ACCOUNT, principal.account, principal.account_limits))
+    return tuple(subjects)
+
+
+def refuse_impossible(subjects: Sequence[Subject], tokens: int) -> None:
+    """Raises ``RateLimitedError`` for a request that would not fit into an empty minute."""
+    for subject in subjects:
+        limits = subject.limits
+        for kind, limit, needed in (
+            (LimitKind.TOKENS, limits.tokens_per_minute, tokens),
+            (LimitKind.REQUESTS, limits.requests_per_minute, 1),
+            (LimitKind.CONCURRENCY, limits.max_concurrent, 1),
+        ):
+            if limit is not None and needed > limit:
+                raise RateLimitedError(
+                    _impossible(subject, kind, limit, needed),
+                    kind=kind,
+                    subject=subject.name,
+                    limit=limit,
+                    retry_after_s=None,
+                )
+
+
+def limit_state(
+    subjects: Sequence[Subject],
+    counts: Sequence[Counts],
+    *,
+    now_ms: int,
+    tokens_charged: int = 0,
+) -> LimitState:
+    requests, tokens = [], []
+    for subject, count in zip(subjects, counts, strict=True):
+        if (limit := subject.limits.requests_per_minute) is not None:
+            requests.append(_allowance(limit, count.requests_debt))
+        if (limit := subject.limits.tokens_per_minute) is not None:
+            tokens.append(_allowance(limit, count.tokens_debt))
+    return LimitState(
+        now_ms=now_ms,
+        requests=_tightest(requests),
+        tokens=_tightest(tokens),
+        tokens_charged=tokens_charged,
+    )
+
+
+def refusal(
+    subjects: Sequence[Subject], counts: Sequence[Counts], *, tokens: int, now_ms: int
+) -> RateLimitedError:
+    """Why the script did not admit a request of so many tokens: the limit that takes longest."""
+    exceeded = [
+        (wait_s, kind, subject, count)
+        for subject, count in zip(subjects, counts, strict=True)
+        for kind, wait_s in _exceeded(subject, count, tokens)
+    ]
+    assert exceeded, "the script refused a request that no limit forbids"
+    wait_s, kind, subject, count = max(exceeded, key=lambda each: each[0])
+    limit = _limit(subject.limits, kind)
+    return RateLimitedError(
+        _reached(subject, kind, limit, count, tokens=tokens, wait_s=wait_s),
+        kind=kind,
+        subject=subject.name,
+        limit=limit,
+        retry_after_s=wait_s,
+        state=limit_state(subjects, counts, now_ms=now_ms),
+    )
+
+
+def _exceeded(subject: Subject, count: Counts, tokens: int) -> Iterator[tuple[LimitKind, float]]:
+    """What stands in the way, and for how many seconds."""
+    limits = subject.limits
+    for kind, limit, debt, needed in (
+        (LimitKind.REQUESTS, limits.requests_per_minute, count.requests_debt, 1),
+        (LimitKind.TOKENS, limits.tokens_per_minute, count.tokens_debt, tokens),
+    ):
+        if limit is not None and (wait_ms := _wait_ms(limit, debt, needed)) > 0:
+            yield kind, wait_ms / 1000
+    if limits.max_concurrent is not None and count.num_open >= limits.max_concurrent:
+        yield LimitKind.CONCURRENCY, SEAT_RETRY_AFTER_S
+
+
+def _wait_ms(limit: int, debt: int, needed: int) -> int:
+    """How long until ``needed`` more fit under ``limit``; 0 or less: now."""
+    return -((limit * PARTS - debt - needed * PARTS) // limit)
+
+
+def _allowance(limit: int, debt: int) -> Allowance:
+    return Allowance(
+        limit=limit, remaining=max(0, limit - -(-debt // PARTS)), reset_ms=-(-debt // limit)
+    )
+
+
+def _tightest(allowances: Sequence[Allowance]) -> Allowance | None:
+    return min(allowances, key=lambda each: (each.remaining, -each.reset_ms), default=None)
+
+
+def _limit(limits: RateLimits, kind: LimitKind) -> int:
+    limit = {
+        LimitKind.REQUESTS: limits.requests_per_minute,
+        LimitKind.TOKENS: limits.tokens_per_minute,
+        LimitKind.CONCURRENCY: limits.max_concurrent,
+    }[kind]
+    assert limit is not None
+    return limit
+
+
+def _impossible(subject: Subject, kind: LimitKind, limit: int, needed: int) -> str:
+    if kind is LimitKind.TOKENS:
+        return (
+            f"This request may take {needed:,} tokens, and the {subject} may use {limit:,} a "
+            "minute, so it can never be served. Shorten the prompt or ask for fewer tokens."
+        )
+    return f"The {subject} may send no requests: its limit is {limit}."
+
+
+def _reached(
+    subject: Subject, kind: LimitKind, limit: int, count: Counts, *, tokens: int, wait_s: float
+) -> str:
+    if kind is LimitKind.CONCURRENCY:
+        reason = f"{limit:,} requests at once, and as many are running"
+    elif kind is LimitKind.REQUESTS:
+        reason = f"{limit:,} requests per minute"
+    else:
+        left = _allowance(limit, count.tokens_debt).remaining
+        reason = (
+            f"{limit:,} tokens per minute; {left:,} are left and this request may take {tokens:,}"
+        )
+    return f"Rate limit reached for the {subject}: {reason}. Try again in {wait_s:.3g} s."

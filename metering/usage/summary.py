@@ -1,0 +1,113 @@
+"""``/usage/``: what is left, and tokens and cost by day, model or key, as chart, table and CSV."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from django.views.decorators.http import require_GET
+
+from helexa_site.pages import render_page
+from metering import selectors
+from metering.errors import MeteringValueError
+from metering.models import Account
+from metering.selectors import UsageFilter, UsageGroup, UsagePeriod
+from metering.usage.csv_export import csv_text
+from metering.usage.reader import Reader, for_members
+from metering.usage.rows import budget_rows, chart_of, sums_row
+
+MAX_DAYS = 400
+
+
+@for_members
+@require_GET
+def usage_page(request: HttpRequest, reader: Reader) -> HttpResponse:
+    problem = ""
+    try:
+        period = _period(request)
+    except MeteringValueError as error:
+        problem, period = str(error), _default_period()
+    by = _group(request, reader)
+    account = _account(request, reader)
+    where = UsageFilter(accounts=_accounts(reader, account))
+    rows = selectors.usage_list(by=by, period=period, where=where)
+    if request.GET.get("format") == "csv":
+        disposition = f'attachment; filename="usage-by-{by.value}.csv"'
+        return HttpResponse(
+            csv_text(by, rows),
+            content_type="text/csv; charset=utf-8",
+            headers={"Content-Disposition": disposition},
+        )
+    chosen = {"by": by.value, "from": period.first, "to": period.last, "account": account or ""}
+    context: dict[str, Any] = {
+        "reader": reader,
+        "problem": problem,
+        "by": by.value,
+        "groups": [group.value for group in _groups(reader)],
+        "period": period,
+        "account": account or "",
+        "accounts": _choosable(reader),
+        "total": sums_row("", selectors.usage_total(period=period, where=where)),
+        "rows": [sums_row(row.name or "without a key", row.sums) for row in rows],
+        "chart": chart_of(by, rows, period),
+        "budgets": budget_rows(_budgets(reader)),
+        "csv_url": f"?{urlencode({**chosen, 'format': 'csv'})}",
+    }
+    return render_page(request, "metering/usage.html", title="Usage", context=context)
+
+
+def _budgets(reader: Reader) -> list[selectors.BudgetStatus]:
+    now_unix_s = time.time()
+    found = []
+    for name in sorted(reader.roles):
+        found += selectors.budgets_of(account=name, key="", now_unix_s=now_unix_s)
+    keys = [key.prefix for key in reader.own_keys() if key.revoked_at is None]
+    return found + selectors.key_budgets(keys=keys, now_unix_s=now_unix_s)
+
+
+def _period(request: HttpRequest) -> UsagePeriod:
+    """Raises ``MeteringValueError``."""
+    first, last = request.GET.get("from"), request.GET.get("to")
+    period = selectors.period_of(first or None, last or None, today=timezone.now().date())
+    if (period.last - period.first).days >= MAX_DAYS:
+        raise MeteringValueError("from", f"A page shows at most {MAX_DAYS} days")
+    return period
+
+
+def _default_period() -> UsagePeriod:
+    return selectors.period_of(None, None, today=timezone.now().date())
+
+
+def _groups(reader: Reader) -> list[UsageGroup]:
+    groups = [UsageGroup.DAY, UsageGroup.MODEL, UsageGroup.KEY]
+    return [*groups, UsageGroup.ACCOUNT] if _sees_several(reader) else groups
+
+
+def _sees_several(reader: Reader) -> bool:
+    return reader.is_operator or len(reader.roles) > 1
+
+
+def _group(request: HttpRequest, reader: Reader) -> UsageGroup:
+    word = request.GET.get("by")
+    return next((one for one in _groups(reader) if one.value == word), UsageGroup.DAY)
+
+
+def _choosable(reader: Reader) -> list[str]:
+    if reader.is_operator:
+        return list(Account.objects.values_list("name", flat=True))
+    return sorted(reader.roles)
+
+
+def _account(request: HttpRequest, reader: Reader) -> str | None:
+    """The one that was chosen; another's is as good as none."""
+    name = request.GET.get("account")
+    return name if name and name in _choosable(reader) else None
+
+
+def _accounts(reader: Reader, account: str | None) -> frozenset[str] | None:
+    if account is not None:
+        return frozenset({account})
+    return None if reader.is_operator else reader.accounts

@@ -1,0 +1,187 @@
+"""Bills outlive the gateway that could not write them, and are charged once."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metering.ledger import spool
+from metering.ledger.spool_files import SpoolFile
+from metering.models import LedgerEntry, Reservation, UsageHour
+from tests.metering.operations import NOON_UNIX_S, make_budget, settle
+from tests.metering.writer_support import LONG_S, Gateway, amounts, wait_until
+
+
+@pytest.fixture(autouse=True)
+def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "SPOOL_AFTER_S", 0.05)
+    monkeypatch.setattr(spool, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(spool, "ADOPT_EVERY_S", 0.05)
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "ledger-spool"
+
+
+@pytest.fixture
+def start(using: str, runner: asyncio.Runner, directory: Path) -> Iterator[Any]:
+    """Starts a gateway's writer; all are stopped in the end."""
+    started: list[Gateway] = []
+
+    def start(gateway_id: str = "g1", *, is_away: bool = False, **options: Any) -> Gateway:
+        gateway = Gateway(
+            using, runner, gateway_id=gateway_id, spool_directory=directory, **options
+        )
+        gateway.database.is_away = is_away
+        gateway.start()
+        started.append(gateway)
+        return gateway
+
+    yield start
+    for gateway in started:
+        gateway.database.answers.set()
+        gateway.run(gateway.writer.stop(LONG_S))
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.glob("*"))
+
+
+def stopped_without_database(start: Any, *bills: Any) -> None:
+    """A gateway that ended, with these bills in its file."""
+    gateway = start("gone", is_away=True)
+    for bill in bills:
+        gateway.writer.settle(bill)
+    gateway.run(gateway.writer.stop(0.05))
+
+
+def entries(using: str) -> list[str]:
+    return sorted(LedgerEntry.objects.using(using).values_list("request_id", flat=True))
+
+
+def test_a_database_that_answers_costs_no_file(using: str, start: Any, directory: Path) -> None:
+    gateway = start()
+    gateway.writer.settle(settle(budgets=()))
+    gateway.flush()
+    gateway.run(gateway.writer.stop(LONG_S))
+    assert entries(using) == ["r1"]
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("fault", ["away", "hangs"])
+def test_bills_are_in_the_file_while_the_database_takes_none(
+    using: str, start: Any, directory: Path, fault: str
+) -> None:
+    gateway = start()
+    id = make_budget(using)
+    gateway.reserve("r1", budgets=(id,))
+    gateway.database.is_away = fault == "away"
+    if fault == "hangs":
+        gateway.database.answers.clear()
+    gateway.writer.settle(settle("r1", budgets=(id,)))
+    wait_until(lambda: gateway.writer.num_spooled == 1)
+    gateway.writer.settle(settle("r2", budgets=()))
+    wait_until(lambda: gateway.writer.num_spooled == 2)
+    assert files(directory) == ["g1.jsonl"]
+    assert SpoolFile.adopt(directory / "g1.jsonl") is None, "its gateway lives"
+    gateway.database.is_away = False
+    gateway.database.answers.set()
+    wait_until(lambda: files(directory) == [])
+    assert (entries(using), gateway.writer.num_spooled) == (["r1", "r2"], 0)
+    assert amounts(using, id) == (70, 0)
+
+
+def test_the_next_gateway_writes_them_once(
+    using: str, start: Any, directory: Path, tmp_path: Path
+) -> None:
+    id = make_budget(using)
+    first = start("g0")
+    first.reserve("r1", budgets=(id,))
+    first.run(first.writer.stop(LONG_S))  # else it may write the bills itself
+    stopped_without_database(start, settle("r1", budgets=(id,)), settle("r2", budgets=()))
+    assert files(directory) == ["gone.jsonl"] and entries(using) == []
+    copy = shutil.copy(directory / "gone.jsonl", tmp_path / "copy")
+    start("g2")
+    wait_until(lambda: files(directory) == [])
+    assert entries(using) == ["r1", "r2"]
+    assert amounts(using, id) == (70, 0) and not Reservation.objects.using(using).exists()
+    shutil.copy(copy, directory / "restored.jsonl")
+    wait_until(lambda: files(directory) == [])
+    assert amounts(using, id) == (70, 0)
+    hours = UsageHour.objects.using(using).all()
+    assert sum(hour.requests for hour in hours) == 2
+
+
+def test_a_gateway_that_starts_without_the_database_leaves_them_where_they_are(
+    using: str, start: Any, directory: Path
+) -> None:
+    stopped_without_database(start, settle("r1", budgets=()))
+    second = start("g2", is_away=True)
+    wait_until(lambda: second.writer.num_spooled == 1)
+    second.run(second.writer.stop(0.05))
+    assert files(directory) != [] and entries(using) == []
+    start("g3")
+    wait_until(lambda: files(directory) == [])
+    assert entries(using) == ["r1"]
+
+
+def test_what_the_ledger_may_have_forgotten_is_not_charged_again(
+    using: str, start: Any, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = settle("old", budgets=(), ended_unix_s=NOON_UNIX_S - 1)
+    stopped_without_database(start, old, settle("new", budgets=()))
+    start("g2", oldest_unix_s=lambda: NOON_UNIX_S)
+    wait_until(lambda: files(directory) == [])
+    assert entries(using) == ["new"]
+    assert "1 bills are older than the ledger's retention" in caplog.text
+
+
+def test_a_full_disk_speaks_and_is_tried_again(
+    using: str,
+    start: Any,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gateway = start(is_away=True)
+    with monkeypatch.context() as patch:
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patch.setattr(SpoolFile, "append", full)
+        gateway.writer.settle(settle("r1", budgets=()))
+        wait_until(lambda: gateway.writer.spool_problem is not None)
+        gateway.writer.settle(settle("r2", budgets=()))
+    wait_until(lambda: gateway.writer.num_spooled == 2)
+    assert gateway.writer.spool_problem is None
+    lines = [one.getMessage() for one in caplog.records if "No space left" in one.getMessage()]
+    assert len(lines) == 1 and str(directory) in lines[0]
+    gateway.database.is_away = False
+    wait_until(lambda: files(directory) == [])
+    assert entries(using) == ["r1", "r2"]
+
+
+def test_no_more_is_adopted_than_the_writer_takes(using: str, start: Any, directory: Path) -> None:
+    stopped_without_database(start, settle("r1", budgets=()), settle("r2", budgets=()))
+    (directory / "gone.jsonl").rename(directory / "a.jsonl")
+    stopped_without_database(start, settle("r3", budgets=()))
+    second = start("g2", is_away=True, max_queued=2)
+    wait_until(lambda: second.writer.num_spooled == 2)
+    assert second.writer.is_full and files(directory) == ["a.jsonl", "gone.jsonl"]
+    second.database.is_away = False
+    wait_until(lambda: files(directory) == [])
+    assert entries(using) == ["r1", "r2", "r3"]

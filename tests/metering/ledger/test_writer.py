@@ -1,0 +1,302 @@
+"""The writer's thread against real databases: what it is told is written, in order and once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+from django.db import connections
+
+from inference.gateway.catalogue import FIRST_WAIT_S, READ_WAIT_S
+from metering.errors import LedgerUnavailableError, QuotaExceededError
+from metering.keys.directory import LOOK_UP_TIMEOUT_S
+from metering.ledger.entries import Granted
+from metering.ledger.writer import RESERVE_TIMEOUT_S
+from metering.models import GatewayLease, LedgerEntry, Reservation, UsageHour
+from tests.metering.operations import make_budget, narrow, release, reserve, settle
+from tests.metering.writer_support import LONG_S, Gateway, amounts, wait_until
+
+
+@pytest.fixture
+def gateway(using: str) -> Iterator[Gateway]:
+    with asyncio.Runner() as runner:
+        gateway = Gateway(using, runner, max_queued=100)
+        gateway.start()
+        yield gateway
+        gateway.database.is_away = False
+        gateway.run(gateway.writer.stop(LONG_S))
+
+
+def test_from_reservation_to_entry(using: str, gateway: Gateway) -> None:
+    id = make_budget(using)
+    assert gateway.reserve(budgets=(id,)) == Granted(output_tokens=200)
+    assert amounts(using, id) == (0, 300)
+    gateway.writer.narrow(narrow(budgets=(id,)))
+    gateway.flush()
+    assert amounts(using, id) == (0, 250)
+    assert Reservation.objects.using(using).get().amount == 250
+    gateway.writer.settle(settle(budgets=(id,)))
+    gateway.flush()
+    assert amounts(using, id) == (70, 0)
+    assert not Reservation.objects.using(using).exists()
+    entry = LedgerEntry.objects.using(using).get()
+    assert (entry.request_id, entry.prompt_tokens, entry.cached_tokens) == ("r1", 40, 10)
+    assert (entry.completion_tokens, entry.reasoning_tokens, entry.outcome) == (30, 5, "finished")
+    hour = UsageHour.objects.using(using).get()
+    assert (hour.requests, hour.failed_requests, hour.prompt_tokens) == (1, 0, 40)
+
+
+def test_a_second_settle_charges_nothing(using: str, gateway: Gateway) -> None:
+    id = make_budget(using)
+    gateway.reserve(budgets=(id,))
+    gateway.writer.settle(settle(budgets=(id,)))
+    gateway.flush()
+    gateway.writer.settle(settle(budgets=(id,), completion_tokens=99))
+    gateway.writer.settle(settle(budgets=(id,), completion_tokens=98))
+    gateway.flush()
+    assert amounts(using, id) == (70, 0)
+    assert LedgerEntry.objects.using(using).get().completion_tokens == 30
+    assert UsageHour.objects.using(using).get().requests == 1
+
+
+def test_a_refusal_says_both_numbers_and_holds_nothing(using: str, gateway: Gateway) -> None:
+    id, other = make_budget(using, cap=250), make_budget(using, cap=10_000)
+    with pytest.raises(QuotaExceededError, match=r"300 tokens .* 250 tokens are left") as refused:
+        gateway.reserve(budgets=(id, other), output_tokens=200)
+    assert (refused.value.budget, refused.value.needed, refused.value.left) == (id, 300, 250)
+    assert amounts(using, id) == amounts(using, other) == (0, 0)
+
+
+def test_without_budgets_there_is_only_the_entry(using: str, gateway: Gateway) -> None:
+    gateway.flush()
+    num_batches = len(gateway.database.batches)
+    assert gateway.reserve(budgets=(), num_choices=3) == Granted(output_tokens=198)
+    assert gateway.reserve(budgets=(), output_tokens=7) == Granted(output_tokens=7)
+    gateway.writer.narrow(narrow(budgets=()))
+    gateway.writer.release(release(budgets=()))
+    gateway.writer.settle(settle(budgets=()))
+    gateway.flush()
+    assert LedgerEntry.objects.using(using).count() == 1
+    assert len(gateway.database.batches) == num_batches + 1
+
+
+def test_a_release_leaves_no_trace(using: str, gateway: Gateway) -> None:
+    id = make_budget(using)
+    gateway.reserve(budgets=(id,))
+    gateway.writer.release(release(budgets=(id,)))
+    gateway.flush()
+    assert amounts(using, id) == (0, 0)
+    assert not Reservation.objects.using(using).exists()
+    assert not LedgerEntry.objects.using(using).exists()
+
+
+def test_a_narrow_waits_for_company(using: str, gateway: Gateway) -> None:
+    id = make_budget(using)
+    gateway.reserve(budgets=(id,))
+    gateway.writer.narrow(narrow(budgets=(id,)))
+    gateway.writer.settle(settle(budgets=(id,)))
+    gateway.flush()
+    together = [[type(op).__name__ for op in batch] for batch in gateway.database.batches]
+    assert ["Narrow", "Settle"] in together or together[-1] == ["Narrow", "Settle"]
+
+
+def test_a_narrow_alone_is_written_after_a_while(using: str, gateway: Gateway) -> None:
+    id = make_budget(using)
+    gateway.reserve(budgets=(id,))
+    gateway.writer.narrow(narrow(budgets=(id,)))
+    wait_until(lambda: amounts(using, id) == (0, 250))
+
+
+def test_a_caller_that_leaves_holds_nothing(using: str, gateway: Gateway) -> None:
+    id = make_budget(using)
+
+    async def leave() -> None:
+        caller = asyncio.create_task(gateway.writer.reserve(reserve(budgets=(id,))))
+        await asyncio.sleep(0)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+
+    gateway.run(leave())
+    gateway.flush()
+    assert amounts(using, id) == (0, 0)
+    assert not Reservation.objects.using(using).exists()
+
+
+def test_an_outage_refuses_reservations_and_keeps_the_rest(using: str, gateway: Gateway) -> None:
+    id = make_budget(using)
+    gateway.reserve(budgets=(id,))
+    gateway.database.is_away = True
+    gateway.writer.settle(settle(budgets=(id,)))
+    with pytest.raises(LedgerUnavailableError):
+        gateway.reserve("r2", budgets=(id,))
+    assert gateway.writer.depth == 2
+    assert gateway.writer.age_s > 0
+    gateway.database.is_away = False
+    gateway.flush()
+    assert gateway.writer.depth == 0
+    assert gateway.writer.age_s == 0
+    assert amounts(using, id) == (70, 0)
+    assert not Reservation.objects.using(using).exists()
+
+
+def test_a_database_that_stands_still_is_noticed_in_time(
+    using: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the query and does not answer; who comes later is refused without asking it."""
+    id = make_budget(using)
+    gateway.reserve("r0", budgets=(id,))
+    monkeypatch.setattr("metering.ledger.writer.RESERVE_TIMEOUT_S", 0.1)
+    other = connections[using].copy()
+    try:
+        if other.vendor == "postgresql":
+            other.set_autocommit(False)
+            other.cursor().execute("LOCK TABLE metering_budget IN ACCESS EXCLUSIVE MODE")
+        else:
+            other.ensure_connection()
+            other.connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LedgerUnavailableError):
+            gateway.reserve("r1", budgets=(id,))
+        wait_until(lambda: gateway.writer.age_s > 0.1)
+        depth = gateway.writer.depth
+        with pytest.raises(LedgerUnavailableError):
+            gateway.reserve("r2", budgets=(id,))
+        assert gateway.writer.depth == depth
+    finally:
+        other.connection.rollback()
+        other.close()
+    gateway.flush()
+    assert amounts(using, id) == (0, 300)
+    assert Reservation.objects.using(using).get().request_id == "r0"
+
+
+def test_a_standstill_is_told_within_five_seconds() -> None:
+    """A request may wait for the catalogue and then for the ledger, or for its key."""
+    assert READ_WAIT_S + RESERVE_TIMEOUT_S < 5
+    assert max(LOOK_UP_TIMEOUT_S, FIRST_WAIT_S) < 5
+
+
+def test_a_connection_that_breaks_after_the_commit(using: str, gateway: Gateway) -> None:
+    """Nobody could tell the caller that it holds something; so it does not."""
+    id = make_budget(using)
+    gateway.reserve("r0", budgets=(id,))
+    gateway.flush()
+    gateway.database.breaks_after_commit = True
+    gateway.writer.settle(settle("r0", budgets=(id,)))
+    gateway.flush()
+    gateway.database.breaks_after_commit = True
+    with pytest.raises(LedgerUnavailableError):
+        gateway.reserve("r1", budgets=(id,))
+    gateway.flush()
+    assert amounts(using, id) == (70, 0)
+    assert not Reservation.objects.using(using).exists()
+
+
+def test_a_locked_database_is_tried_again_unseen(using: str, gateway: Gateway) -> None:
+    id = make_budget(using)
+    gateway.flush()
+    gateway.database.is_locked = True
+    assert gateway.reserve(budgets=(id,)).output_tokens == 200
+    assert not gateway.database.is_locked
+
+
+def test_one_that_cannot_be_written_does_not_hold_up_the_others(
+    using: str, gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    id = make_budget(using)
+    gateway.reserve("r1", budgets=(id,))
+    gateway.reserve("r2", budgets=(id,))
+    gateway.database.refuses = "r1"
+    gateway.writer.settle(settle("r1", budgets=(id,)))
+    gateway.writer.settle(settle("r2", budgets=(id,)))
+    with pytest.raises(LedgerUnavailableError):
+        gateway.reserve("r1", budgets=(id,))
+    gateway.flush()
+    assert [entry.request_id for entry in LedgerEntry.objects.using(using).all()] == ["r2"]
+    assert amounts(using, id) == (70, 0)
+    assert "cannot be written and is dropped" in caplog.text
+
+
+def test_one_that_raises_what_is_no_exception_does_not_hold_up_the_others(
+    using: str, gateway: Gateway
+) -> None:
+    """It used to end the thread: nothing was reserved or settled any more."""
+    id = make_budget(using)
+    gateway.reserve("r2", budgets=(id,))
+    gateway.database.panics = "r1"
+    with pytest.raises(LedgerUnavailableError):
+        gateway.reserve("r1", budgets=(id,))
+    gateway.writer.settle(settle("r2", budgets=(id,)))
+    gateway.flush()
+    assert [entry.request_id for entry in LedgerEntry.objects.using(using).all()] == ["r2"]
+
+
+def test_a_writer_that_breaks_goes_on(
+    using: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = make_budget(using)
+    pending = gateway.writer._pending
+    real_write, errors = pending.write, [ValueError("no"), SystemExit(1)]
+
+    def write() -> None:
+        if errors:
+            raise errors.pop()
+        real_write()
+
+    monkeypatch.setattr(pending, "write", write)
+    gateway.reserve("r1", budgets=(id,))
+    gateway.writer.settle(settle("r1", budgets=(id,)))
+    gateway.flush()
+    assert errors == []
+    assert [entry.request_id for entry in LedgerEntry.objects.using(using).all()] == ["r1"]
+
+
+def test_a_full_queue_refuses_new_work_and_loses_none(using: str, gateway: Gateway) -> None:
+    gateway.flush()
+    gateway.database.is_away = True
+    for number in range(100):
+        gateway.writer.settle(settle(f"r{number}", budgets=()))
+    assert gateway.writer.is_full
+    with pytest.raises(LedgerUnavailableError):
+        gateway.reserve("new", budgets=())
+    gateway.writer.settle(settle("late", budgets=()))
+    gateway.database.is_away = False
+    gateway.flush()
+    assert not gateway.writer.is_full
+    assert LedgerEntry.objects.using(using).count() == 101
+
+
+def test_the_lease_stands_before_the_first_reservation(using: str, gateway: Gateway) -> None:
+    id = make_budget(using)
+    gateway.reserve(budgets=(id,))
+    lease = GatewayLease.objects.using(using).get()
+    assert lease.gateway_id == "g1"
+    assert lease.lease_until_unix_s > time.time()
+    gateway.run(gateway.writer.stop(LONG_S))
+    assert GatewayLease.objects.using(using).get().lease_until_unix_s <= time.time()
+
+
+def test_a_flush_that_takes_too_long_says_so(gateway: Gateway) -> None:
+    gateway.flush()
+    gateway.database.is_away = True
+    gateway.writer.settle(settle(budgets=()))
+    assert not gateway.run(gateway.writer.flush(0.05))
+
+
+def test_words_and_numbers_that_no_column_holds(using: str, gateway: Gateway) -> None:
+    gateway.writer.settle(
+        settle(
+            budgets=(),
+            model="m" * 300,
+            neuron="a\0b",
+            prompt_tokens=2**70,
+            cached_tokens=-1,
+            time_to_first_token_ms=2**40,
+        )
+    )
+    gateway.flush()
+    entry = LedgerEntry.objects.using(using).get()
+    assert (entry.model, entry.neuron, entry.cached_tokens) == ("m" * 100, "ab", 0)
+    assert (entry.prompt_tokens, entry.time_to_first_token_ms) == (2**63 - 1, 2**31 - 1)

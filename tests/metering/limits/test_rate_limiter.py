@@ -1,0 +1,296 @@
+"""Limits over a real Redis, by a clock that the tests set."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+import pytest_asyncio
+import redis.asyncio
+
+from metering.errors import LimitsUnavailableError, RateLimitedError
+from metering.limits.rate_limiter import LEASE_S, RateLimiter
+from metering.limits.state import NO_LIMITS, LimitKind
+from metering.principal import RateLimits
+from tests.metering.limits_support import (
+    CLOCKED_SCRIPT,
+    START_MS,
+    connect,
+    contents,
+    limit_keys,
+    principal,
+    set_clock,
+)
+
+LEASE_MS = int(LEASE_S * 1000)
+
+
+@pytest_asyncio.fixture
+async def client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    async with connect(redis_url) as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def clocked(client: redis.asyncio.Redis) -> RateLimiter:
+    """By a clock that stands until it is set."""
+    await set_clock(client, START_MS)
+    return RateLimiter(client, script=CLOCKED_SCRIPT)
+
+
+def test_a_caller_without_limits_costs_neither_redis_nor_a_switch() -> None:
+    limiter = RateLimiter(cast(Any, None))
+    free = principal()
+    calls: list[str] = []
+    acquiring = limiter.acquire(free, "r1", 1000)
+    sys.setprofile(
+        lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None
+    )
+    try:
+        acquiring.send(None)
+        raise AssertionError("it waited for something")
+    except StopIteration as ended:
+        state = ended.value
+    finally:
+        sys.setprofile(None)
+    assert state is NO_LIMITS
+    assert calls == ["acquire", "is_limited", "is_limited"]
+    limiter.correct("r1", 10)
+    limiter.release("r1")
+
+
+async def test_one_command_a_request(client: redis.asyncio.Redis) -> None:
+    limiter = RateLimiter(client)
+    limits = RateLimits(requests_per_minute=100, tokens_per_minute=1000, max_concurrent=50)
+    who = principal(key=limits, account=limits)
+    await limiter.acquire(who, "first", 1)  # loads the script
+    await client.config_resetstat()
+    for index in range(5):
+        await limiter.acquire(who, str(index), 1)
+    stats = await client.info("commandstats")
+    sent = {name: numbers["calls"] for name, numbers in stats.items() if "eval" in name}
+    assert sent == {"cmdstat_evalsha": 5}
+
+
+async def test_what_is_left_is_told(clocked: RateLimiter, client: redis.asyncio.Redis) -> None:
+    who = principal(
+        key=RateLimits(requests_per_minute=60), account=RateLimits(tokens_per_minute=600)
+    )
+    await clocked.acquire(who, "r1", 100)
+    state = await clocked.acquire(who, "r2", 100)
+    assert state.now_ms == START_MS
+    assert state.requests is not None and state.tokens is not None
+    assert (state.requests.remaining, state.requests.reset_ms) == (58, 2000)
+    assert (state.tokens.remaining, state.tokens.reset_ms) == (400, 20_000)
+    with pytest.raises(RateLimitedError) as refused:
+        await clocked.acquire(who, "r3", 401)
+    assert (refused.value.kind, refused.value.retry_after_s) == (LimitKind.TOKENS, 0.1)
+    assert refused.value.state == state
+    await set_clock(client, START_MS + 99)
+    with pytest.raises(RateLimitedError):
+        await clocked.acquire(who, "r3", 401)
+    await set_clock(client, START_MS + 100)
+    await clocked.acquire(who, "r3", 401)
+
+
+async def test_an_answer_of_no_named_length_is_charged_half_of_what_is_left(
+    clocked: RateLimiter,
+) -> None:
+    who = principal(
+        key=RateLimits(tokens_per_minute=1000), account=RateLimits(tokens_per_minute=5000)
+    )
+    states = [
+        await clocked.acquire(who, f"r{number}", 100, most=most)
+        for number, most in enumerate((2000, 2000, 150))
+    ]
+    assert [state.tokens_charged for state in states] == [100 + 450, 100 + 175, 100 + 37]
+    with pytest.raises(RateLimitedError) as refused:
+        await clocked.acquire(who, "r3", 100, most=2000)
+    assert refused.value.state is not None and refused.value.state.tokens is not None
+    assert refused.value.state.tokens.remaining == 1000 - 550 - 275 - 137
+    clocked.correct("r0", 120)
+    clocked.release("r0")
+    assert (await clocked.acquire(who, "r3", 100)).tokens_charged == 100
+
+
+async def test_a_longer_prompt_is_charged_or_refused(
+    clocked: RateLimiter, client: redis.asyncio.Redis
+) -> None:
+    who = principal(key=RateLimits(requests_per_minute=1, tokens_per_minute=1000, max_concurrent=1))
+    await clocked.acquire(who, "r1", 400)
+    await clocked.extend("r1", 300)  # by its tokens alone: its request and its seat are counted
+    await set_clock(client, START_MS + 1000)
+    before = await contents(client)
+    with pytest.raises(RateLimitedError) as refused:
+        await clocked.extend("r1", 301)
+    assert refused.value.kind is LimitKind.TOKENS and refused.value.retry_after_s is None
+    assert await contents(client) == before
+    clocked.correct("r1", 320)
+    clocked.release("r1")
+    await clocked.extend("r1", 300)  # it holds nothing any more
+    await set_clock(client, START_MS + 60_000)
+    assert (await clocked.acquire(who, "r2", 1000)).tokens_charged == 1000
+
+
+@pytest.mark.parametrize(
+    ("key", "account", "kind"),
+    [
+        (RateLimits(requests_per_minute=9), RateLimits(requests_per_minute=2), LimitKind.REQUESTS),
+        (RateLimits(tokens_per_minute=99), RateLimits(tokens_per_minute=25), LimitKind.TOKENS),
+        (RateLimits(max_concurrent=9), RateLimits(max_concurrent=2), LimitKind.CONCURRENCY),
+        (
+            RateLimits(requests_per_minute=9, tokens_per_minute=99, max_concurrent=9),
+            RateLimits(requests_per_minute=9, tokens_per_minute=99, max_concurrent=2),
+            LimitKind.CONCURRENCY,
+        ),
+        (RateLimits(requests_per_minute=2, max_concurrent=3), RateLimits(), LimitKind.REQUESTS),
+    ],
+)
+async def test_a_refused_request_is_charged_nowhere(
+    clocked: RateLimiter,
+    client: redis.asyncio.Redis,
+    key: RateLimits,
+    account: RateLimits,
+    kind: LimitKind,
+) -> None:
+    who = principal(key=key, account=account)
+    await clocked.acquire(who, "r1", 10)
+    await clocked.acquire(who, "r2", 10)
+    before = await contents(client)
+    with pytest.raises(RateLimitedError) as refused:
+        await clocked.acquire(who, "r3", 10)
+    assert refused.value.kind is kind
+    assert await contents(client) == before
+
+
+async def test_a_script_that_fails_half_way_has_charged_nothing(
+    clocked: RateLimiter, client: redis.asyncio.Redis
+) -> None:
+    who = principal(key=RateLimits(requests_per_minute=9), account=RateLimits(max_concurrent=9))
+    await client.set("helexa:limit:account:lab:open", b"not a sorted set", ex=60)
+    before = await contents(client)
+    with pytest.raises(LimitsUnavailableError):
+        await clocked.acquire(who, "r1", 10)
+    await clocked.flush()
+    assert await contents(client) == before
+
+
+async def test_a_dead_gateways_seats_come_free(
+    clocked: RateLimiter, client: redis.asyncio.Redis
+) -> None:
+    who = principal(account=RateLimits(max_concurrent=2))
+    alive = RateLimiter(client, script=CLOCKED_SCRIPT)
+    await clocked.acquire(who, "dead", 1)
+    await alive.acquire(who, "alive", 1)
+    await set_clock(client, START_MS + LEASE_MS - 1)
+    await alive.renew()
+    with pytest.raises(RateLimitedError):
+        await alive.acquire(who, "next", 1)
+    await set_clock(client, START_MS + LEASE_MS)
+    await alive.acquire(who, "next", 1)
+    with pytest.raises(RateLimitedError):
+        await alive.acquire(who, "one more", 1)
+
+
+async def test_running_requests_have_their_seats_back_after_redis_was_lost(
+    clocked: RateLimiter, client: redis.asyncio.Redis
+) -> None:
+    who = principal(key=RateLimits(max_concurrent=600), account=RateLimits(max_concurrent=700))
+    for index in range(600):
+        await clocked.acquire(who, str(index), 1)
+    await client.flushall()
+    await client.script_flush()
+    await set_clock(client, START_MS + 5)
+    await clocked.renew()
+    assert await client.zcard("helexa:limit:key:hx-abc:open") == 600
+    with pytest.raises(RateLimitedError):
+        await clocked.acquire(who, "one more", 1)
+    clocked.release("17")
+    await clocked.acquire(who, "one more", 1)
+
+
+async def test_the_script_is_sent_again_when_redis_forgot_it(
+    clocked: RateLimiter, client: redis.asyncio.Redis
+) -> None:
+    who = principal(account=RateLimits(requests_per_minute=60, max_concurrent=60))
+    for _ in range(3):
+        await client.script_flush()
+        await asyncio.gather(*(clocked.acquire(who, f"r{i}", 1) for i in range(4)))
+        for index in range(4):
+            clocked.release(f"r{index}")
+    state = await clocked.acquire(who, "last", 1)
+    assert state.requests is not None
+    assert state.requests.remaining == 60 - 13
+
+
+async def test_corrections(clocked: RateLimiter, client: redis.asyncio.Redis) -> None:
+    who = principal(account=RateLimits(tokens_per_minute=1000))
+
+    async def remaining(request_id: str) -> int:
+        state = await clocked.acquire(who, request_id, 0)
+        assert state.tokens is not None
+        return state.tokens.remaining
+
+    await clocked.acquire(who, "r1", 600)
+    clocked.correct("r1", 500)  # its prompt was shorter than its bytes
+    assert await remaining("p1") == 500
+    clocked.correct("r1", 50)
+    clocked.correct("r1", 50)
+    assert await remaining("p2") == 950
+    clocked.correct("r1", 1150)  # more than its bound
+    with pytest.raises(RateLimitedError) as refused:
+        await remaining("p3")
+    assert refused.value.retry_after_s == 150 * 60 / 1000
+    clocked.correct("r1", 1120)
+    clocked.release("r1")
+    clocked.correct("r1", 0)  # too late
+    clocked.release("r1")
+    await set_clock(client, START_MS + 60_000)
+    assert await remaining("p4") == 880
+
+
+async def test_what_has_drained_is_not_given_back_again(
+    clocked: RateLimiter, client: redis.asyncio.Redis
+) -> None:
+    who = principal(account=RateLimits(tokens_per_minute=1000))
+    await clocked.acquire(who, "long", 1000)
+    await set_clock(client, START_MS + 50_000)
+    await clocked.acquire(who, "next", 800)
+    clocked.correct("long", 10)
+    clocked.release("long")
+    # Since 50 s the bucket has refilled what "long" was charged; "next" alone uses 800 of 1,000.
+    # Of "long" 167 were still owed, and are not any more.
+    state = await clocked.acquire(who, "empty", 0)
+    assert state.tokens is not None
+    assert 200 - 1000 // 60 - 1 <= state.tokens.remaining <= 200
+
+
+async def test_redis_away(tmp_path_factory: pytest.TempPathFactory) -> None:
+    nowhere = tmp_path_factory.mktemp("redis") / "none.sock"
+    limiter = RateLimiter(redis.asyncio.Redis.from_url(f"unix://{nowhere}"))
+    who = principal(account=RateLimits(requests_per_minute=1, max_concurrent=1))
+    with pytest.raises(LimitsUnavailableError):
+        await limiter.acquire(who, "r1", 1)
+    with pytest.raises(LimitsUnavailableError):
+        await limiter.acquire(who, "r2", 1)
+    await limiter.flush()
+    assert await limiter.acquire(principal(), "r3", 1) is NO_LIMITS
+
+
+async def test_nothing_is_left_behind(clocked: RateLimiter, client: redis.asyncio.Redis) -> None:
+    limits = RateLimits(requests_per_minute=9, tokens_per_minute=100, max_concurrent=9)
+    who = principal(key=limits, account=limits)
+    await clocked.acquire(who, "r1", 60)
+    await clocked.acquire(who, "r2", 40)
+    clocked.correct("r1", 7)
+    clocked.correct("r2", 900)
+    clocked.release("r1")
+    for step in (clocked.flush, clocked.renew):
+        await step()
+        found = await limit_keys(client)
+        assert len(found) == 4
+        for key in found:
+            assert 0 < await client.pttl(key) <= 700_000
