@@ -40,14 +40,18 @@ class ModelRunner:
         adapters: Adapters | None = None,
         images: ImageRows | None = None,
         predictor: PredictorRunner | None = None,
+        *,
+        input_device: torch.device | None = None,
     ) -> None:
-        """``images``: of a model that is given any. ``predictor``: of a ``DecoderModel``."""
+        """``images``: of a model that is given any. ``predictor``: of a ``DecoderModel``.
+        ``input_device``: where the model takes its batches, if that is not its own device."""
         self._model = model
         self._adapters = adapters
         self._kv = kv
         self._images = images
         self._predictor = predictor
         self._device = model.device
+        self._input_device = input_device or model.device
         self._block_tables = BlockTables()
 
     @torch.inference_mode()
@@ -100,7 +104,7 @@ class ModelRunner:
         if has_states:
             arrays.append(_array([_read_slot(s) for s in sequences]))
             arrays.append(_array([_written_slot(s) for s in sequences]))
-        ids, *others = all_on_device(arrays, self._device)
+        ids, *others = all_on_device(arrays, self._input_device)
         if unread_ids is not None:
             ids = torch.cat((unread_ids, ids)) if rows.spans else unread_ids
         states = tuple(others[-2:]) if has_states else (None, None)

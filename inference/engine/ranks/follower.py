@@ -25,7 +25,12 @@ from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.errors import ChannelError
 from inference.engine.faults.exit_codes import EngineExit
 from inference.engine.faults.fault_classes import recover
-from inference.engine.load.memory.memory_use import HostGauge, gauge_for, give_back_freed
+from inference.engine.load.memory.memory_use import (
+    HostGauge,
+    free_cached,
+    gauge_for,
+    give_back_freed,
+)
 from inference.engine.ranks.messages import (
     Built,
     FollowerMessage,
@@ -41,7 +46,7 @@ from inference.engine.ranks.messages import (
     decode_leader_message,
     encode,
 )
-from inference.engine.ranks.step_frames import batch_of
+from inference.engine.ranks.step_frames import batch_of, on_rank
 from inference.engine.serving.channel import Channel
 from inference.environment import forget_secrets
 from inference.garbage import keep_imports
@@ -114,6 +119,7 @@ class Rank:
         self._kv_bytes = 0
         self._num_kv = 0
         self._left_group = False
+        self._generation = 0
 
     def run(self) -> None:
         """Serves until the engine's end of the socket closes."""
@@ -133,6 +139,7 @@ class Rank:
                     self._replay(step)
                 case Regroup(meeting=place):
                     self._group.drop()
+                    self._generation += 1
                     self._meet(place)
                     self._left_group = False
 
@@ -146,25 +153,31 @@ class Rank:
             return  # it was sent before the engine knew
         assert self._kv is not None, "it comes before the first step"
         try:
-            self._model.forward(batch_of(step, self._model.device), self._kv)
+            self._model.forward(on_rank(batch_of(step), self._model.device), self._kv)
         except Exception as error:  # noqa: BLE001 -- the engine decides what becomes of it
             fault = recover(error, self._model.device.type)
             log.error("rank %d: a step raised (%s)", self._join.rank, type(fault).__name__)
-            _say(self._channel, StepFailed(fault=type(fault).__name__, message=str(fault)))
+            failed = StepFailed(
+                fault=type(fault).__name__, message=str(fault), generation=self._generation
+            )
+            _say(self._channel, failed)
             self._group.drop()
             self._left_group = True
 
     def _renew_kv(self, wanted: NewKV) -> None:
         self._num_kv += 1
+        load_bytes = max(0, self._gauge.used_bytes() - self._kv_bytes)
+        self._kv = None
+        free_cached(self._model.device)
         if self._num_kv == 2:
+            # What the largest step took is not free of what is free now: the first rank takes it
+            # off, once, for all.
             memory = RankMemory(
-                load_bytes=max(0, self._gauge.used_bytes() - self._kv_bytes),
+                load_bytes=load_bytes,
                 process_bytes=self._gauge.process_bytes,
                 free_bytes=free_memory_bytes(self._model.device),
             )
             _say(self._channel, Measured(memory=memory))
-        self._kv = None
-        give_back_freed()
         sizes = wanted.num_blocks, wanted.block_tokens, wanted.num_state_slots
         self._kv = self._model.new_kv(*sizes)
         config = self._model.config

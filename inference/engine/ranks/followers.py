@@ -23,6 +23,7 @@ from inference.engine.ranks.messages import (
     FollowerMessage,
     Join,
     LeaderMessage,
+    StepFailed,
     decode_follower_message,
     encode,
 )
@@ -37,7 +38,14 @@ REAP_S = 5.0
 class Follower:
     """``said``: what it sent, by its reader's thread. It waits for its ``Join``."""
 
-    def __init__(self, rank: int, on_end: Callable[[Follower], None]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        on_end: Callable[[Follower], None],
+        on_step_failed: Callable[[StepFailed], None],
+    ) -> None:
+        """The callbacks are called by the reader's thread; ``on_step_failed`` before the message is
+        in ``said``."""
         self.rank = rank
         self.said: queue.SimpleQueue[FollowerMessage] = queue.SimpleQueue()
         self.has_ended = threading.Event()
@@ -50,6 +58,7 @@ class Follower:
             raise
         self._channel = Channel(ours)
         self._on_end = on_end
+        self._on_step_failed = on_step_failed
         SupervisedThread(self._read, name=f"rank-{self.rank}", restarts=False).start()
 
     @property
@@ -78,7 +87,10 @@ class Follower:
     def _read(self) -> None:
         try:
             while True:
-                self.said.put(decode_follower_message(self._channel.receive()))
+                message = decode_follower_message(self._channel.receive())
+                if isinstance(message, StepFailed):
+                    self._on_step_failed(message)
+                self.said.put(message)
         except ChannelError:
             pass
         finally:  # a follower that cannot be read any more is as good as gone
@@ -110,10 +122,13 @@ class Followers:
         self._is_closed = False
         self._lost: DeviceFault | None = None
         self._on_lost: Callable[[DeviceFault], object] | None = None
+        self.on_step_failed: Callable[[StepFailed], object] = lambda failed: None
+        """Called by a reader's thread, as soon as a rank reports it: the engine's thread may be
+        waiting for a sum that this rank does not come to."""
         self._all: list[Follower] = []
         try:
             for join in joins:
-                self._all.append(Follower(join.rank, self._note_end))
+                self._all.append(Follower(join.rank, self._note_end, self._note_step_failed))
                 self._all[-1].send(join)
         except BaseException:
             self.close()
@@ -177,6 +192,9 @@ class Followers:
             if follower.has_ended.is_set() and follower.said.empty():
                 raise DeviceFault(follower.end_in_words())
         raise DeviceFault(f"rank {follower.rank} has said nothing for {timeout_s:g} s")
+
+    def _note_step_failed(self, failed: StepFailed) -> None:
+        self.on_step_failed(failed)
 
     def _note_end(self, follower: Follower) -> None:
         fault = DeviceFault(follower.end_in_words())

@@ -115,6 +115,8 @@ class StepFailed(msgspec.Struct, frozen=True, kw_only=True, tag="step_failed"):
     fault: str
     """Name of the ``StepFault``."""
     message: str
+    generation: int
+    """Of the process group that it has left: how many ``Regroup`` came before."""
 
 
 FollowerMessage = Built | RankFailed | Measured | StepFailed

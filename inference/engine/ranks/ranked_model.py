@@ -1,28 +1,32 @@
 """Rank 0's ``Model``: tells the other ranks of each step, and computes its own part of it.
 
     forward ─▶ Step to all followers ─▶ own part, sums with theirs ─▶ logits
-       │ somebody raised
+       │ somebody raised, here or (StepFailed) on another rank
        └─▶ all leave their process group, and join a new one: the step may be tried again in parts
 
-Whose fault it was is what the first rank says that failed by itself.
+Whose fault it was is what the first rank says that failed by itself. On cards a collective only
+orders streams: ``forward`` waits for them, and a rank that reports a failed step has the group
+aborted at once, which ends a wait for it.
 """
 
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 import torch
+from torch.distributed import DistError
 
 from inference.engine.faults import kinds
 from inference.engine.faults.fault_classes import classify
 from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
 from inference.engine.ranks.followers import Followers
 from inference.engine.ranks.messages import Built, Measured, NewKV, RankMemory, Regroup, StepFailed
-from inference.engine.ranks.step_frames import step_of
+from inference.engine.ranks.step_frames import on_rank, step_of
 from inference.models.adapter import AdapterWeights
 from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
@@ -62,6 +66,12 @@ class RankedModel:
         self._timeout_s = timeout_s
         self._kv: PagedKV | None = None
         self._num_kv = 0
+        self._lock = threading.Lock()
+        self._generation = 0
+        """Of the group: how many were left."""
+        self._is_torn = False
+        """Whether another rank has reported that it left this one."""
+        followers.on_step_failed = self._note_step_failed
         self.memory: list[RankMemory] = []
         """What the steps over the first storage took on the other ranks; filled by the second
         one."""
@@ -91,16 +101,28 @@ class RankedModel:
         raise UnsupportedAdapterError("a model that several devices share takes no adapters")
 
     def forward(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
-        """Raises ``StepFault`` where another rank is at fault, else what this one raised."""
+        """Waits for the step. ``batch`` is in the host's memory, or on this rank's device. Raises
+        ``StepFault`` where another rank is at fault, else what this one raised."""
         assert kv is self._kv, "the other ranks have another one"
         self.followers.send(step_of(batch))
         try:
-            return self._model.forward(batch, kv)
+            logits = self._model.forward(on_rank(batch, self.device), kv)
+            self._group.synchronize()
+            if self._is_torn:
+                raise DistError("another rank has left the process group")
+            return logits
         except Exception as error:
             fault = self._regroup(error)
             if fault is None:
                 raise
             raise fault from error
+
+    def _note_step_failed(self, failed: StepFailed) -> None:
+        """By another thread, while this rank may wait for the other one."""
+        with self._lock:
+            if failed.generation == self._generation:
+                self._is_torn = True
+                self._group.drop()
 
     def _regroup(self, error: Exception) -> StepFault | None:
         """All ranks in a new group, as if the step had not been. What another rank said of the
@@ -114,6 +136,9 @@ class RankedModel:
         said = self.followers.unread(OTHERS_FAULT_S) if is_torn else []
         if (lost := self.followers.lost) is not None:
             raise lost from error
+        with self._lock:
+            self._generation += 1
+            self._is_torn = False
         with meeting() as place:
             self.followers.send(Regroup(meeting=str(place)))
             try:

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 
 from inference.engine.ranks.messages import Array, Span, Step, StepPictures
+from inference.engine.to_device import all_on_device
 from inference.models.batch import Batch, Pictures, PrefillSpan
 from inference.models.vision.tower import PictureRows
+
+INTEGERS = (
+    "token_ids",
+    "positions",
+    "slots",
+    "block_ids",
+    "logit_rows",
+    "state_reads",
+    "state_writes",
+)
+"""The tensors of a ``Batch`` beside its spans' and pictures', int64."""
 
 
 def step_of(batch: Batch) -> Step:
@@ -37,44 +52,67 @@ def step_of(batch: Batch) -> Step:
     )
 
 
-def batch_of(step: Step, device: torch.device) -> Batch:
-    def tensor(array: Array) -> torch.Tensor:
-        return _tensor(array).to(device)
-
-    def optional(array: Array | None) -> torch.Tensor | None:
-        return None if array is None else tensor(array)
-
+def batch_of(step: Step) -> Batch:
+    """The batch, in the host's memory."""
     pictures = None
     if step.pictures is not None:
-        embeddings = optional(step.pictures.embeddings)
-        deepstack = tuple(map(tensor, step.pictures.deepstack))
+        deepstack = tuple(map(_tensor, step.pictures.deepstack))
+        embeddings = _optional_tensor(step.pictures.embeddings)
         pictures = Pictures(
-            rotary=tensor(step.pictures.rotary),
-            row_ids=tensor(step.pictures.row_ids),
+            rotary=_tensor(step.pictures.rotary),
+            row_ids=_tensor(step.pictures.row_ids),
             rows=None if embeddings is None else PictureRows(embeddings, deepstack),
         )
     return Batch(
-        token_ids=tensor(step.token_ids),
-        positions=tensor(step.positions),
-        slots=tensor(step.slots),
-        block_ids=optional(step.block_ids),
+        token_ids=_tensor(step.token_ids),
+        positions=_tensor(step.positions),
+        slots=_tensor(step.slots),
+        block_ids=_optional_tensor(step.block_ids),
         spans=tuple(
             PrefillSpan(
                 span.first_row,
                 span.last_row,
                 span.start,
                 span.end,
-                tensor(span.block_ids),
+                _tensor(span.block_ids),
                 span.state_read,
                 span.state_write,
             )
             for span in step.spans
         ),
-        logit_rows=optional(step.logit_rows),
-        state_reads=optional(step.state_reads),
-        state_writes=optional(step.state_writes),
+        logit_rows=_optional_tensor(step.logit_rows),
+        state_reads=_optional_tensor(step.state_reads),
+        state_writes=_optional_tensor(step.state_writes),
         pictures=pictures,
         decode_runs=step.decode_runs,
+    )
+
+
+def on_rank(batch: Batch, device: torch.device) -> Batch:
+    """``batch`` with its tensors on ``device``: the host's whole numbers go there in one copy."""
+    if batch.token_ids.device == device:
+        return batch
+    names = [name for name in INTEGERS if getattr(batch, name) is not None]
+    tensors = [getattr(batch, name) for name in names]
+    tensors += [span.block_ids for span in batch.spans]
+    moved = all_on_device([tensor.numpy() for tensor in tensors], device)
+    changed: dict[str, Any] = dict(zip(names, moved, strict=False))
+    spans = zip(batch.spans, moved[len(names) :], strict=True)
+    return replace(
+        batch,
+        **changed,
+        spans=tuple(replace(span, block_ids=block_ids) for span, block_ids in spans),
+        pictures=None if batch.pictures is None else _pictures_on(batch.pictures, device),
+    )
+
+
+def _pictures_on(pictures: Pictures, device: torch.device) -> Pictures:
+    rows = pictures.rows
+    if rows is not None:
+        deepstack = tuple(added.to(device) for added in rows.deepstack)
+        rows = PictureRows(rows.embeddings.to(device), deepstack)
+    return Pictures(
+        rotary=pictures.rotary.to(device), row_ids=pictures.row_ids.to(device), rows=rows
     )
 
 
@@ -97,6 +135,10 @@ def _array(tensor: torch.Tensor) -> Array:
 
 def _optional(tensor: torch.Tensor | None) -> Array | None:
     return None if tensor is None else _array(tensor)
+
+
+def _optional_tensor(array: Array | None) -> torch.Tensor | None:
+    return None if array is None else _tensor(array)
 
 
 def _tensor(array: Array) -> torch.Tensor:

@@ -38,6 +38,11 @@ class RankGroup(Protocol):
         """Every rank's ``part``, of one shape, by rank."""
         ...
 
+    def synchronize(self) -> None:
+        """Waits until the device has done this rank's collectives: NCCL only queues them, so a
+        call returns also where another rank never comes."""
+        ...
+
 
 class TorchRankGroup:
     """For one thread, but for ``drop``."""
@@ -79,6 +84,10 @@ class TorchRankGroup:
         parts = [torch.empty_like(part) for _ in range(self.num_ranks)]
         self._joined.allgather([parts], [part]).wait()
         return parts
+
+    def synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     @property
     def _joined(self) -> Any:

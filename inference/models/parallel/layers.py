@@ -37,7 +37,13 @@ class SummedMlp:
 
 
 class WideNormedQKV:
-    """A projection to queries, keys and values whose first two are normed over all ranks' heads."""
+    """A projection to queries, keys and values whose first two are normed over all ranks' heads.
+
+    It makes one sum for the rows that decode and one for prompts', whatever kernel computes the
+    product: each rank times its own, and ranks that chose differently must not wait for sums that
+    another does not make."""
+
+    is_phaseless = False
 
     def __init__(self, mixer: AttentionMixer, config: ModelConfig, group: RankGroup) -> None:
         """``config``: of the whole model."""
@@ -53,7 +59,6 @@ class WideNormedQKV:
         )
         self.in_features = mixer.qkv.in_features
         self.out_features = mixer.qkv.out_features
-        self.is_phaseless = mixer.qkv.is_phaseless
 
     def decode(self, x: torch.Tensor) -> torch.Tensor:
         return self._normed(self._qkv.decode(x))

@@ -113,6 +113,13 @@ def give_back_freed() -> None:
         trim(0)
 
 
+def free_cached(device: torch.device) -> None:
+    """Gives the system and ``device`` back what allocators keep of what has been freed."""
+    give_back_freed()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def card_uuid(device: torch.device) -> str:
     """As NVML writes it: ``GPU-…``."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"

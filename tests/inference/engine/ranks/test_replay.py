@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import fields, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
-from inference.engine.ranks.messages import decode_leader_message, encode
+from inference.engine.model_runner import ModelRunner
+from inference.engine.ranks import follower
+from inference.engine.ranks.messages import (
+    LeaderMessage,
+    Step,
+    StepFailed,
+    decode_leader_message,
+    encode,
+)
 from inference.engine.ranks.ranked_model import RankedModel
 from inference.engine.ranks.step_frames import batch_of, step_of
+from inference.engine.scheduling.schedule import PrefillChunk, Schedule
+from inference.engine.scheduling.sequence import Sequence
 from inference.models.batch import Batch, Pictures, PrefillSpan
+from inference.models.cache.paged_kv import PagedKV
 from inference.models.registry import AnyModel, build_model
 from inference.models.vision.tower import PictureRows
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
-from tests.inference.engine.ranks.thread_ranks import ThreadFollowers, failing, ranked_model
+from tests.inference.engine.ranks.thread_ranks import (
+    StreamGroup,
+    ThreadFollowers,
+    failing,
+    ranked_model,
+)
 from tests.inference.models.parallel.ranks import CPU, MemoryFiles, random_tensors, weights_of
 from tests.inference.models.parallel.tiny_configs import config_of
 
@@ -92,6 +112,92 @@ def test_what_fails_on_this_rank_alone_fails_alone(
     assert followers.num_regroups > 1
 
 
+def test_a_failed_step_of_another_rank_is_noticed_where_collectives_only_order_a_stream(
+    files: MemoryFiles, expected: dict[str, list[int] | str]
+) -> None:
+    """As on cards: this rank's own forward raises nothing."""
+    model, followers = ranked_model(CONFIG, files, StreamGroup)
+    error = torch.OutOfMemoryError("out of memory")
+    failing(model.followed, lambda batch: num_sequences(batch) > 2, error)  # type: ignore[attr-defined]
+    assert answers_of(engine_of(model)) == expected
+    assert followers.num_regroups > 1
+
+
+def test_a_late_report_of_a_failed_step_leaves_the_next_group_alone(
+    ranked: tuple[RankedModel, ThreadFollowers], expected: dict[str, list[int] | str]
+) -> None:
+    model, followers = ranked
+    old = StepFailed(fault="OutOfMemoryFault", message="out of memory", generation=-1)
+    followers.on_step_failed(old)
+    assert answers_of(engine_of(model)) == expected
+    assert followers.num_regroups == 0
+
+
+def test_the_free_memory_that_another_rank_reports_is_without_the_trial_s_blocks(
+    ranked: tuple[RankedModel, ThreadFollowers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = ranked
+    held: list[weakref.ref[PagedKV]] = []
+    new_kv = model.followed.new_kv  # type: ignore[attr-defined]
+
+    def remembering(*sizes: int) -> PagedKV:
+        kv: PagedKV = new_kv(*sizes)
+        held.append(weakref.ref(kv))
+        return kv
+
+    model.followed.new_kv = remembering  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        follower,
+        "free_memory_bytes",
+        lambda device: 1000 - 400 * sum(kv() is not None for kv in held),
+    )
+    model.new_kv(8, 8, 4)
+    model.new_kv(8, 8, 4)
+    assert [memory.free_bytes for memory in model.memory] == [1000]
+
+
+class Followers:
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[LeaderMessage] = []
+
+    def send(self, message: LeaderMessage) -> None:
+        self.sent.append(message)
+
+
+def test_inputs_go_to_other_ranks_from_the_host() -> None:
+    """``meta`` stands for a card: what is there cannot be copied back."""
+    card, followers, batches = torch.device("meta"), Followers(), []
+    decoder: Any = SimpleNamespace(
+        config=CONFIG, dtype=torch.float32, device=card, kv_format="fp32", tower=None
+    )
+    decoder.new_kv = lambda *sizes: SimpleNamespace(block_tokens=8)
+    decoder.forward = lambda batch, kv: batches.append(batch)
+    group: Any = SimpleNamespace(num_ranks=2, synchronize=lambda: None)
+    model = RankedModel(decoder, group, followers, [], 1.0)  # type: ignore[arg-type]
+    kv = model.new_kv(4, 8)
+    cache = KVCache(4, 8)
+    sequence = Sequence(
+        "a",
+        [*range(10)],
+        SamplingParams(max_tokens=4),
+        context_tokens=20,
+        arrival=1,
+        deadline_s=0.0,
+    )
+    assert cache.admit(sequence)
+    runner = ModelRunner(model, kv, input_device=CPU)
+    runner.run(Schedule(prefills=[PrefillChunk(sequence, 0, 10, is_last=True)]))
+    step = followers.sent[-1]
+    assert isinstance(step, Step)
+    sent = batch_of(step)
+    assert sent.token_ids.tolist() == sequence.token_ids
+    assert sent.spans[0].block_ids.tolist() == sequence.block_ids
+    (batch,) = batches
+    assert batch.token_ids.device == batch.spans[0].block_ids.device == card
+
+
 def has_prompt(batch: Batch, token_id: int) -> bool:
     return any(
         token_id in batch.token_ids[span.first_row : span.last_row].tolist() for span in batch.spans
@@ -122,7 +228,7 @@ def test_a_batch_is_the_same_on_the_other_side() -> None:
     )
     for wanted in (batch, replace(batch, pictures=None, block_ids=None, spans=())):
         step = decode_leader_message(encode(step_of(wanted)))
-        found = batch_of(step, CPU)  # type: ignore[arg-type]
+        found = batch_of(step)  # type: ignore[arg-type]
         assert_same(found, wanted)
 
 

@@ -20,6 +20,7 @@ from inference.engine.ranks.messages import (
     FollowerMessage,
     Join,
     LeaderMessage,
+    StepFailed,
     decode_follower_message,
     encode,
 )
@@ -60,20 +61,69 @@ class ThreadFollowers:
 
     def __init__(self, channel: QueueChannel) -> None:
         self._channel = channel
+        self._said: queue.SimpleQueue[FollowerMessage] = queue.SimpleQueue()
         self.num_regroups = 0
+        self.on_step_failed: Callable[[StepFailed], object] = lambda failed: None
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        while True:
+            message = decode_follower_message(self._channel.from_follower.get())
+            if isinstance(message, StepFailed):
+                self.on_step_failed(message)
+            self._said.put(message)
 
     def send(self, message: LeaderMessage) -> None:
         self.num_regroups += type(message).__name__ == "Regroup"
         self._channel.to_follower.put(encode(message))
 
     def next_of_each(self, timeout_s: float) -> list[FollowerMessage]:
-        return [decode_follower_message(self._channel.from_follower.get(timeout=timeout_s))]
+        return [self._said.get(timeout=timeout_s)]
 
     def unread(self, wait_s: float) -> list[FollowerMessage]:
         try:
-            return [decode_follower_message(self._channel.from_follower.get(timeout=wait_s))]
+            return [self._said.get(timeout=wait_s)]
         except queue.Empty:
             return []
+
+
+class StreamGroup(TorchRankGroup):
+    """As NCCL's: a collective only orders the stream. One that the other rank does not come to
+    returns like any other, and holds up whoever waits for the stream until the group is dropped."""
+
+    def __init__(self, rank: int, num_ranks: int, device: torch.device) -> None:
+        super().__init__(rank, num_ranks, device)
+        self._is_stuck = False
+        self._has_been_dropped = threading.Event()
+
+    def join(self, store: Any, timeout_s: float) -> None:
+        self._is_stuck = False
+        self._has_been_dropped.clear()
+        super().join(store, timeout_s)
+
+    def drop(self) -> None:
+        super().drop()
+        self._has_been_dropped.set()
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        if not self._is_stuck and not self._has_been_dropped.is_set():
+            try:
+                return super().sum(part)
+            except RuntimeError:
+                self._is_stuck = True
+        return part
+
+    def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+        if not self._is_stuck and not self._has_been_dropped.is_set():
+            try:
+                return super().gather(part)
+            except RuntimeError:
+                self._is_stuck = True
+        return [part] * self.num_ranks
+
+    def synchronize(self) -> None:
+        if self._is_stuck:
+            assert self._has_been_dropped.wait(60), "it would wait for ever"
 
 
 def part_of(config: ModelConfig, files: MemoryFiles, group: TorchRankGroup) -> DecoderModel:
@@ -83,8 +133,13 @@ def part_of(config: ModelConfig, files: MemoryFiles, group: TorchRankGroup) -> D
     return model
 
 
-def ranked_model(config: ModelConfig, files: MemoryFiles) -> tuple[RankedModel, ThreadFollowers]:
-    own, other = (TorchRankGroup(rank, 2, CPU) for rank in (0, 1))
+def ranked_model(
+    config: ModelConfig,
+    files: MemoryFiles,
+    make_group: Callable[[int, int, torch.device], TorchRankGroup] = TorchRankGroup,
+) -> tuple[RankedModel, ThreadFollowers]:
+    """``make_group``: of the first rank."""
+    own, other = make_group(0, 2, CPU), TorchRankGroup(1, 2, CPU)
     channel = QueueChannel()
     with meeting() as place:
         join = Join(

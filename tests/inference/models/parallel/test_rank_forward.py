@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,10 +21,12 @@ from inference.models.decoder import DecoderModel
 from inference.models.layers.experts import GroupedExperts, Routes
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.cuts import check_groups, input_groups, rank_cuts
-from inference.models.parallel.group import TorchRankGroup
+from inference.models.parallel.group import RankGroup, TorchRankGroup
 from inference.models.parallel.held_experts import HeldExperts, HeldGroupedExperts
+from inference.models.parallel.layers import WideNormedQKV
 from inference.models.parallel.shares import rank_share
 from inference.models.registry import build_model
+from inference.models.step import Step
 from inference.models.vision.tower import PictureRows
 from inference.models.weights.stored import StoredWeight
 from tests.inference.models.parallel.ranks import (
@@ -197,3 +201,47 @@ def test_grouped_experts_leave_out_what_others_hold() -> None:
         held = HeldGroupedExperts(gate_up[first:last], down[first:last], gate, (own[0], own[1]))
         parts.append(HeldExperts(held, (first, last)).decode(x, routes))
     torch.testing.assert_close(parts[0] + parts[1], whole, atol=0.3, rtol=0.05)
+
+
+class CountingGroup:
+    """Two ranks of which this is one; the other's part is the same."""
+
+    rank, num_ranks = 0, 2
+
+    def __init__(self) -> None:
+        self.summed_rows: list[int] = []
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        self.summed_rows.append(len(part))
+        return 2 * part
+
+
+class Identity:
+    """A projection whose kernels each rank chose by its own times."""
+
+    def __init__(self, features: int, is_phaseless: bool) -> None:
+        self.in_features = self.out_features = features
+        self.is_phaseless = is_phaseless
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    prefill = decode
+
+
+def test_ranks_make_as_many_sums_whatever_kernels_they_chose() -> None:
+    """A mixed step of one decode row and five of a prompt."""
+    config = config_of("olmo2")
+    norm = torch.ones(config.num_heads * config.head_dim // 2)
+    rows = torch.rand(6, 3 * len(norm))
+    mixed: Any = SimpleNamespace(_num_decodes=1, _is_mixed=True)
+    groups = [CountingGroup(), CountingGroup()]
+    products = []
+    for group, is_phaseless in zip(groups, (True, False), strict=True):
+        mixer: Any = SimpleNamespace(
+            query_norm=norm, key_norm=norm, qkv=Identity(rows.shape[1], is_phaseless)
+        )
+        qkv = WideNormedQKV(mixer, config, cast(RankGroup, group))
+        products.append(Step._product(mixed, qkv, rows))
+    assert groups[0].summed_rows == groups[1].summed_rows
+    assert torch.equal(*products)
