@@ -23,8 +23,8 @@ from inference.engine.faults.kinds import NumericalFault, StepFault
 from inference.engine.faults.numerical_watch import NumericalWatch
 from inference.engine.pending_outputs import Output, PendingOutputs
 from inference.engine.scheduling.long_waits import LongWaits
-from inference.engine.scheduling.prefill_pacer import PrefillPacer
 from inference.engine.scheduling.rates import TokenRates
+from inference.engine.scheduling.step_pacer import StepPacer
 from inference.protocol.engine import (
     CancelSequence,
     EmbedSequences,
@@ -77,7 +77,7 @@ class EmbeddingEngine:
         self._long_waits = LongWaits(self._queue.overdue, limits.max_queue_wait_s)
         self._jobs: dict[str, EmbeddingJob] = {}
         self._outputs = PendingOutputs()
-        self._pacer = PrefillPacer(bounds.step_tokens, STEP_S)
+        self._pacer = StepPacer(1, bounds.step_tokens, STEP_S)
         self._rates = TokenRates()
         self._last_forward_unix_s: float | None = None
         self._numerical_watch = NumericalWatch()
@@ -97,7 +97,7 @@ class EmbeddingEngine:
         started_s = self._clock()
         self._fail_overdue(started_s)
         self._long_waits.warn(started_s)
-        rows = self._queue.take_batch(self._pacer.num_tokens)
+        rows = self._queue.take_batch(self._pacer.prefill_tokens(0))
         if rows:
             outcome = contain(rows, self._executor.embed, self._executor.recover, divide_rows)
             if not outcome.faults:
@@ -213,7 +213,9 @@ class EmbeddingEngine:
     def _record(self, rows: Sequence[Row], step_s: float) -> None:
         lengths = [len(row.token_ids) for row in rows]
         self._last_forward_unix_s = time.time()
-        self._pacer.record(num_prefill_tokens=len(rows) * max(lengths), step_s=step_s)
+        self._pacer.record(
+            num_decode_rows=0, num_prefill_tokens=len(rows) * max(lengths), step_s=step_s
+        )
         self._rates.record(
             now_s=self._clock(),
             step_s=step_s,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from inference.engine.faults.kinds import OutOfMemoryFault, StepFault
-from inference.engine.scheduling.prefill_pacer import SMALLEST_CHUNK
+from inference.engine.scheduling.chunks import SMALLEST_CHUNK
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.supervised_threads import contained
 

@@ -6,6 +6,9 @@ CHUNK_MULTIPLE = 16
 """Rows that products take at once: two tiles on CPU (``native/activations.h``), an operand of a
 matrix instruction on CUDA. A chunk that ends elsewhere pays for the rest."""
 
+SMALLEST_CHUNK = 32
+"""Below this a projection's weights are read for too few rows to be worth it."""
+
 
 def end_of_chunk(start: int, length: int, budget: int) -> int:
     """Where a chunk of at most ``budget`` tokens ends that begins at ``start`` of ``length``. What

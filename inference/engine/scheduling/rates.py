@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from inference.engine.scheduling.prefill_pacer import SMALLEST_CHUNK
+from inference.engine.scheduling.chunks import SMALLEST_CHUNK
 from inference.protocol.prefill_speed import PrefillSpeed
 
 WINDOW_S = 10.0

@@ -9,19 +9,50 @@ as many tokens per second, so the rest gain nothing by sitting down.
 
 from __future__ import annotations
 
-from inference.engine.scheduling.prefill_pacer import SMALLEST_CHUNK
+from inference.engine.scheduling.chunks import SMALLEST_CHUNK
+from inference.engine.scheduling.step_time import SHORTEST_S, StepTimeModel
 
 SMALLEST_HOUSE = 8
 """Seats that there always are: so few rows share the weights that are read for them."""
 MEMORY_STEPS = 256
 """Steps with prompts after which one that was too large for the memory may be tried again."""
 GAIN = 0.25
-"""How far one step's time moves an estimate: one slow step is noise, five are news."""
+"""How far one step moves the seats: one slow step is noise, five are news."""
+
+
+FADING = 0.9
+UNIFORM = 0.06
+"""Chunks whose sizes vary by less, in parts of their mean, do not tell a token's cost from that of
+a step with prompts."""
+PROBE = 1.3
+"""How much longer a chunk is that is to tell them apart: one in some ten."""
+SETTLED_AFTER = 4
+MOST_TARGETS = 5
+"""How many times the target a step may take so that a prompt's chunk is worth its fixed cost."""
+
+
+class ChunkSizes:
+    """Whether the chunks of late were all about as long; each counts less with each later one."""
+
+    def __init__(self) -> None:
+        self._num = 0
+        self._mean = self._variance = 0.0
+
+    def record(self, num_tokens: int) -> None:
+        self._num += 1
+        gain = max(1 - FADING, 1 / self._num)
+        away = num_tokens - self._mean
+        self._mean += gain * away
+        self._variance += gain * ((1 - gain) * away**2 - self._variance)
+
+    @property
+    def are_uniform(self) -> bool:
+        return self._num >= SETTLED_AFTER and self._variance < (UNIFORM * self._mean) ** 2
 
 
 class StepPacer:
-    """Learns what a decode row and a prompt token take, from the times of steps. Never asks that a
-    running sequence be evicted: fewer seats only keep new ones waiting.
+    """Bounds steps by the ``StepTimeModel`` of this device. Never asks that a running sequence be
+    evicted: fewer seats only keep new ones waiting.
 
     ``target_s`` ``None``: always ``max_seats`` and ``max_prefill_tokens``.
     """
@@ -36,19 +67,32 @@ class StepPacer:
         self._seats = float(min(SMALLEST_HOUSE, max_seats))
         """Those that one step may serve in ``target_s``, as far as is known."""
         if target_s is not None:
-            self._row_s = target_s / self._seats
-            self._token_s = target_s / max(max_prefill_tokens // 4, SMALLEST_CHUNK)
+            self._chunks = ChunkSizes()
+            self._model = StepTimeModel(
+                row_s=target_s / self._seats,
+                token_s=target_s / max(max_prefill_tokens // 4, SMALLEST_CHUNK),
+            )
 
     @property
     def num_seats(self) -> int:
         return self._max_seats if self._target_s is None else int(self._seats)
 
     def prefill_tokens(self, num_decode_rows: int) -> int:
-        """Prompt tokens that a step has time for beside its decode rows."""
+        """Prompt tokens that a step has time for beside its decode rows; but so many at least that
+        they take as long as what a step costs once. Where that alone takes the target,
+        shorter chunks would make steps little shorter and prompts many times slower."""
         if self._target_s is None:
             return self._fitting_tokens
-        left_s = self._target_s - num_decode_rows * self._row_s
-        return min(max(int(left_s / self._token_s), SMALLEST_CHUNK), self._fitting_tokens)
+        model = self._model
+        num_tokens = model.tokens_within(self._target_s, num_decode_rows)
+        if model.token_s > 0:
+            efficient = (model.fixed_s + model.prompt_s) / model.token_s
+            most = model.tokens_within(MOST_TARGETS * self._target_s, num_decode_rows)
+            num_tokens = max(num_tokens, min(efficient, most))
+        num_tokens = max(num_tokens, SMALLEST_CHUNK)
+        if self._chunks.are_uniform:
+            num_tokens *= PROBE
+        return int(min(num_tokens, self._fitting_tokens))
 
     def record_too_large(self, num_prefill_tokens: int) -> None:
         """A step of so many prompt tokens did not fit the memory."""
@@ -57,21 +101,19 @@ class StepPacer:
         self._num_steps_that_fit = 0
 
     def record(self, *, num_decode_rows: int, num_prefill_tokens: int, step_s: float) -> None:
-        """A mixed step's time is shared out as it was expected to be. Small remainders of prompts
-        say little of speed and are passed over."""
+        """Small remainders of prompts say little of speed and are passed over."""
         if num_prefill_tokens:
             self._record_fit()
-        if self._target_s is None or step_s <= 0:
+        if self._target_s is None or step_s <= 0 or 0 < num_prefill_tokens < SMALLEST_CHUNK:
             return
-        expected_decode_s = num_decode_rows * self._row_s
-        expected_s = expected_decode_s + num_prefill_tokens * self._token_s
-        decode_s = step_s * expected_decode_s / expected_s if expected_s > 0 else 0.0
+        self._model.record(num_decode_rows, num_prefill_tokens, step_s)
+        if num_prefill_tokens:
+            self._chunks.record(num_prefill_tokens)
         if num_decode_rows:
-            self._row_s += GAIN * (decode_s / num_decode_rows - self._row_s)
-            self._move_seats(num_decode_rows, decode_s, self._target_s)
-        if num_prefill_tokens >= SMALLEST_CHUNK:
-            token_s = (step_s - decode_s) / num_prefill_tokens
-            self._token_s += GAIN * (token_s - self._token_s)
+            whole_s = self._model.seconds(num_decode_rows, num_prefill_tokens)
+            decode_s = self._model.seconds(num_decode_rows, 0)
+            share = decode_s / whole_s if whole_s > 0 else 1.0
+            self._move_seats(num_decode_rows, step_s * share, self._target_s)
 
     def _record_fit(self) -> None:
         """Who else had the memory may have given it back."""
@@ -81,8 +123,10 @@ class StepPacer:
 
     def _move_seats(self, num_rows: int, decode_s: float, target_s: float) -> None:
         """A few rows cost more each than many do, so what they promise is too little: they never
-        take seats away. Only a step that was too long does."""
-        bearable = num_rows * target_s / decode_s
+        take seats away. Only a step that was too long does. Nor is the model believed that many
+        more rows than ever ran cost next to nothing: seats grow in proportion to what ran."""
+        proportional = num_rows * target_s / max(decode_s, SHORTEST_S)
+        bearable = min(proportional, self._model.rows_within(target_s))
         if decode_s > target_s or bearable > self._seats:
             moved = self._seats + GAIN * (bearable - self._seats)
             self._seats = min(max(moved, SMALLEST_HOUSE), self._max_seats)

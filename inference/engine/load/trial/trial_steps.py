@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.scheduling.chunks import SMALLEST_CHUNK
 from inference.engine.scheduling.limits import SchedulerLimits
-from inference.engine.scheduling.prefill_pacer import SMALLEST_CHUNK
 from inference.models.batch import EMPTY_STATE, LONE_STATE, NUM_LONE_STATES, Batch, PrefillSpan
 from inference.models.cache.kv_format import kv_bytes_per_block, kv_bytes_per_token
 from inference.models.cache.layout import cache_layout

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from inference.engine.scheduling.prefill_pacer import SMALLEST_CHUNK
+from inference.engine.scheduling.chunks import SMALLEST_CHUNK
 from inference.engine.scheduling.step_pacer import MEMORY_STEPS, SMALLEST_HOUSE, StepPacer
 
 TARGET_S = 0.1

@@ -1,0 +1,152 @@
+"""How long a step takes on this device, fitted to the times of steps:
+
+    seconds = fixed + rows · row + (prompt + tokens · token, where there are prompt tokens)
+
+``fixed`` is what every step costs (reading the weights, launches), ``prompt`` what a step with
+prompts costs once, however short they are: packed weights are unpacked for each chunk. Pure: times
+are arguments, plain floats, one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+FADING = 0.9
+"""What a step counts for, with each later one: the last ten decide, as machines change."""
+LONGEST = 3.0
+"""A step that takes more than this many times as long as expected met with something else."""
+TRUSTED_AFTER = 8
+"""Steps after which an expectation is one."""
+REFITTED_EVERY = 8
+"""Decode steps, once the first ``ALWAYS_REFITTED`` have been: a fit costs the host some 30 µs."""
+ALWAYS_REFITTED = 32
+SCALED_ROWS, SCALED_TOKENS = 64, 512
+"""Of a typical large step, so that all coefficients are about as large."""
+STIFFNESS = (0.02, 0.001, 0.02, 0.001)
+"""How firmly each coefficient stays where it is while steps do not tell them apart: what one more
+row or token costs explains a time before a fixed cost does."""
+LEAST_HOLD = 1e-9
+"""For a coefficient of which no step has said anything lately."""
+LARGEST_WEIGHT = 1e9
+SHORTEST_S = 1e-5
+
+Vector = list[float]
+
+
+class StepTimeModel:
+    """Starts from what one row and one token are taken to cost; never negative."""
+
+    def __init__(self, *, row_s: float, token_s: float) -> None:
+        self._coefficients = [0.0, row_s * SCALED_ROWS, 0.0, token_s * SCALED_TOKENS]
+        size = len(self._coefficients)
+        self._squares = [[0.0] * size for _ in range(size)]
+        """Of the steps: the products of two of their terms, each in parts of the step's time. Only
+        those of a term with a later one."""
+        self._sums = [0.0] * size
+        self._weight = 1.0
+        """Of the next step: grows, so that those before it fade without being touched."""
+        self._num_steps = 0
+
+    @property
+    def fixed_s(self) -> float:
+        return self._coefficients[0]
+
+    @property
+    def prompt_s(self) -> float:
+        return self._coefficients[2]
+
+    @property
+    def token_s(self) -> float:
+        return self._coefficients[3] / SCALED_TOKENS
+
+    def seconds(self, num_rows: int, num_tokens: int) -> float:
+        fixed, row, prompt, token = self._coefficients
+        seconds = fixed + row * num_rows / SCALED_ROWS
+        return seconds + prompt + token * num_tokens / SCALED_TOKENS if num_tokens else seconds
+
+    def rows_within(self, step_s: float) -> float:
+        """How many rows a step of ``step_s`` serves that has no prompts."""
+        left_s = step_s - self._coefficients[0]
+        row_s = self._coefficients[1] / SCALED_ROWS
+        return max(0.0, left_s / row_s) if row_s > 0 else float("inf")
+
+    def tokens_within(self, step_s: float, num_rows: int) -> float:
+        """How many prompt tokens fit beside ``num_rows`` into a step of ``step_s``."""
+        left_s = step_s - self.seconds(num_rows, 0) - self.prompt_s
+        return max(0.0, left_s / self.token_s) if self.token_s > 0 else float("inf")
+
+    def record(self, num_rows: int, num_tokens: int, step_s: float) -> None:
+        """A step weighs by its relative error, so short ones count as much as long ones."""
+        if self._num_steps >= TRUSTED_AFTER:
+            step_s = min(step_s, LONGEST * self.seconds(num_rows, num_tokens))
+        step_s = max(step_s, SHORTEST_S)
+        self._add(num_rows, num_tokens, step_s)
+        self._num_steps += 1
+        is_early = self._num_steps <= ALWAYS_REFITTED
+        if num_tokens or is_early or self._num_steps % REFITTED_EVERY == 0:
+            self._fit()
+
+    def _add(self, num_rows: int, num_tokens: int, step_s: float) -> None:
+        """Costs little where there are no prompt tokens: most steps have none."""
+        terms = [1 / step_s, num_rows / SCALED_ROWS / step_s]
+        if num_tokens:
+            terms += [1 / step_s, num_tokens / SCALED_TOKENS / step_s]
+        weight, squares, sums = self._weight, self._squares, self._sums
+        for i, term in enumerate(terms):
+            weighted = weight * term
+            sums[i] += weighted
+            row = squares[i]
+            for j in range(i, len(terms)):
+                row[j] += weighted * terms[j]
+        self._weight = weight / FADING
+        if self._weight > LARGEST_WEIGHT:
+            self._rescale()
+
+    def _rescale(self) -> None:
+        self._squares = [[value / self._weight for value in row] for row in self._squares]
+        self._sums = [value / self._weight for value in self._sums]
+        self._weight = 1.0
+
+    def _fit(self) -> None:
+        """Least squares over the faded steps, held near the last fit; a coefficient that would be
+        negative is 0, and the others are fitted without it."""
+        free = list(range(len(self._coefficients)))
+        found = [0.0] * len(free)
+        while free:
+            solution = self._solution(free)
+            if all(value >= 0 for value in solution):
+                for index, value in zip(free, solution, strict=True):
+                    found[index] = value
+                break
+            free = [index for index, value in zip(free, solution, strict=True) if value >= 0]
+        self._coefficients = found
+
+    def _solution(self, free: Sequence[int]) -> Vector:
+        matrix: list[Vector] = []
+        right: Vector = []
+        for i in free:
+            # In parts of what the steps say of it, so that the hold is as firm on any device, and
+            # for prompts as for the many short steps between them.
+            hold = STIFFNESS[i] * self._squares[i][i] + LEAST_HOLD * self._weight
+            row = [self._squares[min(i, j)][max(i, j)] for j in free]
+            row[len(matrix)] += hold
+            matrix.append(row)
+            right.append(self._sums[i] + hold * self._coefficients[i])
+        return _solve(matrix, right)
+
+
+def _solve(matrix: list[Vector], right: Vector) -> Vector:
+    """Gauss' elimination of a symmetric positive definite system, which needs no pivots. Changes
+    its arguments."""
+    size = len(right)
+    for i in range(size):
+        for j in range(i + 1, size):
+            factor = matrix[j][i] / matrix[i][i]
+            for k in range(i, size):
+                matrix[j][k] -= factor * matrix[i][k]
+            right[j] -= factor * right[i]
+    found = [0.0] * size
+    for i in reversed(range(size)):
+        rest = sum(matrix[i][k] * found[k] for k in range(i + 1, size))
+        found[i] = (right[i] - rest) / matrix[i][i]
+    return found
