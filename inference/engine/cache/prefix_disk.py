@@ -31,8 +31,8 @@ LEAST_TOKENS = 256
 """Shorter prefixes are computed about as fast as they are read."""
 COPIED_PER_STEP = 8
 """Blocks: copying them takes a part of a millisecond each, for which every sequence waits."""
-MOST_WRITING = 256
-"""Blocks that wait for the disk, in memory."""
+MOST_WRITING = 32
+"""How many steps' blocks wait for the disk, in memory."""
 
 
 class BlockStorage(Protocol):
@@ -56,6 +56,33 @@ class _Unwritten:
     block_id: int
     content_id: int
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _CopiedBlocks:
+    """Blocks in the host's memory, one behind the other, as one transfer brought them."""
+
+    names: list[str]
+    layouts: list[dict[str, tuple[torch.dtype, torch.Size]]]
+    data: torch.Tensor
+    """(num_bytes,) uint8."""
+
+    def write_to(self, files: PrefixFiles) -> None:
+        start = 0
+        for name, layout in zip(self.names, self.layouts, strict=True):
+            tensors = {}
+            for key, (dtype, shape) in layout.items():
+                end = start + shape.numel() * dtype.itemsize
+                # A copy of its own, as a slice may lie where its dtype must not begin.
+                tensors[key] = self.data[start:end].clone().view(dtype).view(shape)
+                start = end
+            files.write(name, tensors)
+
+
+def copy_to_host(views: Ordered[torch.Tensor]) -> torch.Tensor:
+    """(num_bytes,) uint8: what ``views`` of one device hold, in one transfer."""
+    flat = torch.cat([view.contiguous().flatten().view(torch.uint8) for view in views])
+    return flat.to("cpu")
 
 
 class PrefixDisk:
@@ -219,15 +246,21 @@ class PrefixDisk:
     def _copy_some(self, *, wait_for_disk: bool = False) -> None:
         while self._writes and (wait_for_disk or self._writes[0].done()):
             self._writes.popleft().result()
+        if len(self._writes) >= MOST_WRITING:
+            return
+        names, blocks = [], []
         for _ in range(min(COPIED_PER_STEP, len(self._unwritten))):
-            if len(self._writes) >= MOST_WRITING:
-                return
             unwritten = self._unwritten.popleft()
             if self._cache.allocator.content_of(unwritten.block_id) != unwritten.content_id:
                 continue  # it has been given to others
-            views = self._storage.block(unwritten.block_id)
-            copies = {name: view.to("cpu", copy=True).contiguous() for name, view in views.items()}
-            self._writes.append(self._writer.submit(self._files.write, unwritten.name, copies))
+            names.append(unwritten.name)
+            blocks.append(self._storage.block(unwritten.block_id))
+        if not blocks:
+            return
+        layouts = [{key: (view.dtype, view.shape) for key, view in b.items()} for b in blocks]
+        data = copy_to_host([view for block in blocks for view in block.values()])
+        copied = _CopiedBlocks(names, layouts, data)
+        self._writes.append(self._writer.submit(copied.write_to, self._files))
 
     def _names(self, sequence: Sequence) -> list[str]:
         """The files' names of the whole blocks of its prompt."""

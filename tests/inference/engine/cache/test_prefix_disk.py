@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from inference.engine.adapters import Adapters
 from inference.engine.cache import prefix_disk
@@ -95,6 +96,27 @@ def test_a_prompt_is_warm_in_the_next_life(llama: Pair, make: MakeEngine, tmp_pa
     assert answer(make(), prompt) == (wanted, NUM_BLOCKS * llama.block_tokens)
     longer = prompt[: 3 * llama.block_tokens] + prompt_of(llama, 2, seed=2)
     assert answer(make(), longer) == (llama.greedy(longer, 4), 3 * llama.block_tokens)
+
+
+def test_a_step_s_blocks_leave_the_device_in_one_transfer(
+    llama: Pair, make: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one for each block, layer, keys and values."""
+    num_views = []
+    copy_to_host = prefix_disk.copy_to_host
+
+    def counted(views: Sequence[torch.Tensor]) -> torch.Tensor:
+        num_views.append(len(views))
+        return copy_to_host(views)
+
+    monkeypatch.setattr(prefix_disk, "copy_to_host", counted)
+    monkeypatch.setattr(prefix_disk, "COPIED_PER_STEP", 4)
+    prompt = prompt_of(llama, num_blocks=6)
+    answer(make(), prompt)
+    assert len(files(tmp_path)) == 6
+    assert len(num_views) == 2, "four blocks, and two"
+    assert num_views[0] == 2 * num_views[1]
+    assert answer(make(), prompt) == (llama.greedy(prompt, 4), 6 * llama.block_tokens)
 
 
 def test_nobody_elses_blocks_are_read(llama: Pair, make: MakeEngine, tmp_path: Path) -> None:
