@@ -31,7 +31,7 @@ from benchmarks.subject import SubjectError, SubjectProcess
 from benchmarks.vllm_interpreter import process_environment
 from helexa_site.bootstrap.suite import fetch_default_model
 from helexa_site.config import REPOSITORY_DIR
-from inference.loading.errors import LoadError
+from inference.protocol.load_errors import LoadError
 
 DATA_DIR = REPOSITORY_DIR / "var" / "bench"
 BOOKKEEPING_SEQUENCES = 256

@@ -40,7 +40,7 @@ BOUNDARIES = (
     Boundary("inference/engine", (*DJANGO, "celery", "redis", "transformers")),
     Boundary(
         "inference/models",
-        (*DJANGO, "celery", "redis", "transformers"),
+        (*DJANGO, "celery", "redis", "transformers", "inference.loading"),
         # Encoders, and decoders that no family here computes, are run by transformers itself.
         frozenset(
             (file, "transformers")

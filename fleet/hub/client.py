@@ -33,10 +33,10 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from fleet.hub.errors import HubUnavailableError, RepositoryUnknownError
 from fleet.hub.offers import HubRepository
 from inference.loading.embedding.embedding_config import check_directory_config
-from inference.loading.errors import LoadError
 from inference.loading.sources.deadline import DeadlineError, within
 from inference.loading.sources.files import SAFETENSORS_NAME, config_files
 from inference.loading.sources.huggingface import HuggingFaceHub
+from inference.protocol.load_errors import LoadError
 
 TIMEOUT_S = 10.0
 """Bounds each read."""

@@ -11,7 +11,6 @@ from fleet.models_toml.names import name_of_id
 from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place
 from fleet.placement.devices.needs import Needs
 from fleet.placement.returning import UnavailableHost, is_large_enough, unavailable_hosts
-from inference.loading.errors import LoadError
 from inference.loading.sources.files import (
     SAFETENSORS_NAME,
     GGUFVariant,
@@ -19,6 +18,7 @@ from inference.loading.sources.files import (
     gguf_variants,
 )
 from inference.models.families.registry import check_gguf_architecture
+from inference.protocol.load_errors import LoadError
 
 MIB = 1024**2
 ROOM = 1.1

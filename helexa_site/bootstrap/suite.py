@@ -11,10 +11,10 @@ from pathlib import Path
 from helexa_site.bootstrap.console import say
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.isolation import isolate
-from inference.loading.errors import LoadError
 from inference.loading.host_memory import host_memory
 from inference.loading.sources.sources import fetch_files
 from inference.protocol.load import LoadProgress, LoadSpec
+from inference.protocol.load_errors import LoadError
 
 MODEL_CACHE_DIR = REPOSITORY_DIR / "var" / "test-cache" / "models"
 """Shared by every run, and by the servers that tests start."""

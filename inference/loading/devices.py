@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from inference.loading.errors import BadSourceError
 from inference.loading.host_memory import host_memory
 from inference.protocol.load import EarlierLoads, LoadSpec
+from inference.protocol.load_errors import BadSourceError
 
 
 def choose_device(spec: LoadSpec, rank: int = 0) -> torch.device:

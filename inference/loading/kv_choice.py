@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from inference.loading.devices import choose_dtype
-from inference.loading.errors import BadSourceError
 from inference.models.cache.kv_format import KVFormat
 from inference.models.errors import UnsupportedKVError
 from inference.models.kv_on_device import kv_format_on
 from inference.protocol.load import LoadSpec
+from inference.protocol.load_errors import BadSourceError
 
 
 def wanted_kv_format(spec: LoadSpec) -> KVFormat | None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from inference.loading.errors import DoesNotFitError
 from inference.models.cache.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.cache.layout import cache_layout
 from inference.models.config import ModelConfig
+from inference.protocol.load_errors import DoesNotFitError
 
 SHORTEST_CONTEXT_TOKENS = 256
 """What must fit beside the weights for the model to be of any use."""

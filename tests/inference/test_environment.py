@@ -18,10 +18,10 @@ from helexa_site.bootstrap.children import (
 )
 from helexa_site.bootstrap.redis_server import PrivateRedis
 from inference.environment import Role, environment_for, forget_secrets, is_secret
-from inference.loading.errors import DownloadFailedError
 from inference.loading.sources import pypi
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.protocol.load import LoadSpec
+from inference.protocol.load_errors import DownloadFailedError
 
 SECRETS = {
     "DATABASE_URL": "postgres://u:sesame-db@db/helexa",

@@ -12,11 +12,11 @@ from inference.engine.errors import AdapterError
 from inference.engine.faults.fault_classes import classify
 from inference.engine.faults.kinds import OutOfMemoryFault
 from inference.loading.adapters.adapter_files import open_adapter
-from inference.loading.errors import LoadError
 from inference.models.errors import UnsupportedAdapterError
 from inference.models.registry import AnyModel
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.load import LoadProgress
+from inference.protocol.load_errors import LoadError
 from inference.supervised_threads import SupervisedPool
 
 

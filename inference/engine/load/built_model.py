@@ -26,7 +26,6 @@ from inference.engine.sampling.drawing import Drawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.loading.devices import free_memory_bytes, ranks_on_one_device
-from inference.loading.errors import BadSourceError, UnknownArchitectureError
 from inference.loading.kv_choice import foreseen_kv_format, wanted_kv_format
 from inference.loading.loader import PREFILL_TOKENS_PER_STEP, OpenedModel
 from inference.loading.progress import OnProgress
@@ -37,6 +36,7 @@ from inference.models.native.model import NativeModel
 from inference.models.predictor import Predictor
 from inference.models.registry import AnyModel, build_fastest_model
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
+from inference.protocol.load_errors import BadSourceError, UnknownArchitectureError
 
 STEP_S = 0.1
 """Half of what a disconnect may take to free its blocks."""

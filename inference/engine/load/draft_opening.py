@@ -10,7 +10,6 @@ import msgspec
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.speculation import drafts_problem
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
-from inference.loading.errors import BadSourceError
 from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress
@@ -20,6 +19,7 @@ from inference.models.cache.layout import cache_layout
 from inference.models.graphed import GraphedDecoder
 from inference.models.registry import AnyModel, build_fastest_model
 from inference.protocol.load import LoadSpec, draft_spec
+from inference.protocol.load_errors import BadSourceError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

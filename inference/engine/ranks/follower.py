@@ -51,7 +51,6 @@ from inference.engine.serving.channel import Channel
 from inference.environment import forget_secrets
 from inference.garbage import keep_imports
 from inference.loading.devices import free_memory_bytes
-from inference.loading.errors import BadSourceError, LoadError
 from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.sources.pip_child import die_with_parent
@@ -63,6 +62,7 @@ from inference.models.decoder import DecoderModel
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.group import TorchRankGroup, file_store
 from inference.protocol.load import LoadFailure, LoadProgress
+from inference.protocol.load_errors import BadSourceError, LoadError
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)

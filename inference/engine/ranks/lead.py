@@ -17,13 +17,13 @@ from inference.engine.ranks.followers import Followers
 from inference.engine.ranks.messages import Built, Join, RankFailed
 from inference.engine.ranks.ranked_model import RankedModel, meeting
 from inference.engine.serving.watchdog import step_timeout_s
-from inference.loading.errors import BadSourceError, RankFailedError
 from inference.loading.loader import OpenedModel
 from inference.models.cache.kv_format import KVFormat
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.group import TorchRankGroup, file_store
 from inference.models.registry import AnyModel
 from inference.protocol.load import LoadReport, LoadSpec, RankReport
+from inference.protocol.load_errors import BadSourceError, RankFailedError
 
 BUILD_TIMEOUT_S = 3600.0
 """Other ranks read their files from the same disk as this one."""

@@ -41,7 +41,6 @@ from inference.engine.serving.served import AnyEngine, Served
 from inference.engine.serving.watchdog import StepWatchdog, step_timeout_s
 from inference.environment import forget_secrets
 from inference.garbage import keep_imports
-from inference.loading.errors import LoadError
 from inference.loading.sources.disk import is_disk_full
 from inference.logs.setup import configure_logging
 from inference.models.errors import (
@@ -66,6 +65,7 @@ from inference.protocol.engine import (
     Wake,
 )
 from inference.protocol.load import LoadFailure, LoadSpec
+from inference.protocol.load_errors import LoadError
 from inference.settings.neuron import ENGINE_CHECKS
 from inference.settings.storage import DATA_DIR
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inference.loading.errors import BadAdapterError
+from inference.protocol.load_errors import BadAdapterError
 
 MOST_RANK = 512
 LARGEST_NUMBER = 3.4028234e38

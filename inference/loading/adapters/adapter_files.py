@@ -16,13 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inference.loading.adapters.adapter_config import AdapterConfig, read_adapter_config
-from inference.loading.errors import (
-    BadAdapterError,
-    BadFileError,
-    BadSourceError,
-    MissingFileError,
-    shape_in_words,
-)
 from inference.loading.progress import OnProgress
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.checksum import check_sha256
@@ -32,6 +25,13 @@ from inference.models.adapter_targets import adaptable_shapes
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.protocol.adapters import AdapterSpec
+from inference.protocol.load_errors import (
+    BadAdapterError,
+    BadFileError,
+    BadSourceError,
+    MissingFileError,
+    shape_in_words,
+)
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"

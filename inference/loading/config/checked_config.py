@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig, RopeScaling
 from inference.models.families.limits import MOST_LAYERS, MOST_OF_ANYTHING, MOST_POSITIONS
 from inference.models.layers.experts_config import ExpertsConfig
@@ -17,6 +16,7 @@ from inference.models.layers.recurrent.delta_config import DeltaConfig
 from inference.models.layers.recurrent.mamba_config import MambaConfig
 from inference.models.layers.recurrent.state_config import ShortConvConfig
 from inference.models.vision_config import VisionConfig
+from inference.protocol.load_errors import BadFileError
 
 LARGEST_NUMBER = 3.4028234e38
 """Of float32, which models compute in. What is not a number is never at most that."""

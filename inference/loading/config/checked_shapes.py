@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Protocol
 
-from inference.loading.errors import MissingTensorError, WrongShapeError
 from inference.models.config import ModelConfig
 from inference.models.families.family import TensorRole
 from inference.models.families.registry import family_of
+from inference.protocol.load_errors import MissingTensorError, WrongShapeError
 
 Shape = tuple[int, ...]
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from inference.loading.config.checked_config import check_config
 from inference.loading.config.malformed import refuses_malformed
 from inference.loading.config.model_type import with_model_type
-from inference.loading.errors import BadFileError, MissingFileError
 from inference.models.config import ModelConfig
 from inference.models.families.hub_config import Json
 from inference.models.families.limits import check_counts
 from inference.models.families.quantization import read_quantization
 from inference.models.families.registry import check_architecture, known_model_types
 from inference.models.families.tower import with_pixels
+from inference.protocol.load_errors import BadFileError, MissingFileError
 
 PROCESSOR = "preprocessor_config.json"
 """What becomes of a picture before the tower sees it."""

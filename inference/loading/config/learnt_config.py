@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from inference.loading.errors import UnknownArchitectureError
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsupportedModuleError
 from inference.models.families.registry import family_of
+from inference.protocol.load_errors import UnknownArchitectureError
 
 
 def learnt_config(config: ModelConfig) -> ModelConfig:

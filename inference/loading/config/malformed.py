@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from inference.loading.errors import BadFileError
+from inference.protocol.load_errors import BadFileError
 
 MALFORMED = (
     ArithmeticError,

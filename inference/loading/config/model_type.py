@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from inference.loading.errors import BadFileError
 from inference.models.families.hub_config import Json
 from inference.models.families.registry import nearest_architectures, nearest_words
+from inference.protocol.load_errors import BadFileError
 
 HEAD = re.compile(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")
 """``ForCausalLM``, ``ForSequenceClassification``: what follows the architecture's name."""

@@ -19,11 +19,11 @@ from inference.loading.config.hub_config import read_directory_config, read_json
 from inference.loading.config.learnt_config import learnt_config
 from inference.loading.config.malformed import refuses_malformed
 from inference.loading.config.model_type import with_model_type
-from inference.loading.errors import BadFileError, UnknownArchitectureError
 from inference.models.embedding_config import Activation, EmbeddingConfig, Pooling
 from inference.models.families.hub_config import Json, check_dense, positive_integer
 from inference.models.families.limits import check_counts
 from inference.models.families.registry import known_model_types, unknown_architecture
+from inference.protocol.load_errors import BadFileError, UnknownArchitectureError
 
 ENCODERS = ("bert", "camembert", "distilbert", "modernbert", "mpnet", "roberta", "xlm-roberta")
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")

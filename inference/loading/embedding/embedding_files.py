@@ -13,9 +13,9 @@ from pathlib import Path
 import safetensors
 import torch
 
-from inference.loading.errors import BadFileError, DoesNotFitError
 from inference.models.embedding_config import EmbeddingConfig
 from inference.protocol.load import EarlierLoads
+from inference.protocol.load_errors import BadFileError, DoesNotFitError
 
 STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Most token rows of one forward, padding included, unless a single input has more."""

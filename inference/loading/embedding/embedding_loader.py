@@ -14,7 +14,6 @@ from inference.loading.embedding.embedding_files import (
     check_embedding_fits,
     count_parameters,
 )
-from inference.loading.errors import BadFileError, BadSourceError
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.files import ModelFiles
 from inference.loading.tokenizers.directory_tokenizer import directory_tokenizer
@@ -23,6 +22,7 @@ from inference.models.embedding import declared_shapes
 from inference.models.embedding_config import EmbeddingConfig
 from inference.models.errors import UnsupportedModuleError
 from inference.protocol.load import LoadSpec
+from inference.protocol.load_errors import BadFileError, BadSourceError
 
 
 def open_embedding_model(

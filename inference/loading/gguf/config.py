@@ -11,13 +11,13 @@ from gguf.constants import GGMLQuantizationType
 from inference.loading.config.checked_config import check_config
 from inference.loading.config.learnt_config import learnt_config
 from inference.loading.config.malformed import refuses_malformed
-from inference.loading.errors import BadFileError
 from inference.loading.gguf.header import GGUFHeader
 from inference.models.config import ModelConfig
 from inference.models.families.foreign_gguf import MODULES
 from inference.models.families.gguf_keys import ROPE_FREQUENCIES, GGUFKeys, text_facts
 from inference.models.families.limits import check_counts
 from inference.models.families.registry import check_gguf_architecture
+from inference.protocol.load_errors import BadFileError
 
 
 def read_gguf_config(header: GGUFHeader) -> ModelConfig:

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from inference.loading.errors import BadFileError, MissingFileError, shape_in_words
+from inference.protocol.load_errors import BadFileError, MissingFileError, shape_in_words
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32

@@ -22,13 +22,13 @@ from transformers.modeling_gguf_pytorch_utils import (
     load_gguf_checkpoint,
 )
 
-from inference.loading.errors import BadFileError, MissingTensorError, WrongShapeError
 from inference.loading.gguf.header import GGUFHeader, TensorInfo
 from inference.models.config import ModelConfig
 from inference.models.families.foreign_gguf import added_by_metadata
 from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.transformers_backend.hub_module import without_weights
 from inference.models.weights.stored import DenseWeight, StoredWeight
+from inference.protocol.load_errors import BadFileError, MissingTensorError, WrongShapeError
 
 
 def read_module_config(header: GGUFHeader, model_type: str) -> dict[str, Any]:

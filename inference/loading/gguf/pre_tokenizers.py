@@ -13,7 +13,7 @@ from collections.abc import Callable
 from tokenizers import Regex
 from tokenizers import pre_tokenizers as pre
 
-from inference.loading.errors import UnknownTokenizerError
+from inference.protocol.load_errors import UnknownTokenizerError
 
 LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from inference.loading.errors import BadFileError, MissingTensorError
 from inference.loading.gguf import quants as gguf_quants
 from inference.loading.gguf.header import GGUFHeader, TensorInfo
 from inference.loading.gguf.quants import Blocks
@@ -23,6 +22,7 @@ from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, ROPE_FREQUENCIES
 from inference.models.families.registry import family_of
 from inference.models.weights.stored import StoredWeight
+from inference.protocol.load_errors import BadFileError, MissingTensorError
 
 LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
 MAPPED_AROUND = 2**20

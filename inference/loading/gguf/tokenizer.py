@@ -11,13 +11,13 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-from inference.loading.errors import BadFileError, LoadError, UnknownTokenizerError
 from inference.loading.gguf.pre_tokenizers import (
     BEGINS_WITH_BOS,
     COMPOSED_UNICODE,
     WHOLE_WORDS_FIRST,
     pre_tokenizer,
 )
+from inference.protocol.load_errors import BadFileError, LoadError, UnknownTokenizerError
 
 CONTROL, USER_DEFINED = 3, 4
 """Values of tokenizer.ggml.token_type."""

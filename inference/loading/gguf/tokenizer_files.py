@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.loading.errors import UnknownTokenizerError
 from inference.loading.gguf.header import GGUFHeader
 from inference.loading.gguf.tokenizer import Metadata, convert_tokenizer, told_config
 from inference.loading.sources.base_repo import (
@@ -29,6 +28,7 @@ from inference.loading.sources.base_repo import (
     no_repository,
     original_of,
 )
+from inference.protocol.load_errors import UnknownTokenizerError
 
 CONVERTER_VERSION = b"2"
 """Part of the hash: raise it when the same metadata gives another tokenizer."""

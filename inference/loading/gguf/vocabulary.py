@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inference.loading.errors import BadFileError
 from inference.loading.gguf.header import GGUFHeader
+from inference.protocol.load_errors import BadFileError
 
 TABLE = "token_embd.weight"
 SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "padding")

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from inference.loading.errors import BadFileError
+from inference.protocol.load_errors import BadFileError
 
 LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 100_000_000

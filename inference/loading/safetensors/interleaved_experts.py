@@ -21,12 +21,6 @@ from typing import Literal
 
 import torch
 
-from inference.loading.errors import (
-    BadFileError,
-    MissingTensorError,
-    WrongShapeError,
-    shape_in_words,
-)
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.weights.stored import (
@@ -35,6 +29,12 @@ from inference.models.weights.stored import (
     DenseWeight,
     GroupedWeight,
     StoredWeight,
+)
+from inference.protocol.load_errors import (
+    BadFileError,
+    MissingTensorError,
+    WrongShapeError,
+    shape_in_words,
 )
 
 MXFP4 = "MXFP4"

@@ -17,12 +17,12 @@ from collections.abc import Collection
 
 import torch
 
-from inference.loading.errors import BadFileError, MissingTensorError
 from inference.loading.safetensors import packed_matrices as matrices
 from inference.loading.safetensors.packed_shapes import check_packed, check_scaled, check_words
 from inference.loading.safetensors.tensors import DTYPE_BYTES, SafetensorsFiles
 from inference.models.families.quantization import Quantization
 from inference.models.weights.stored import DenseWeight, StoredWeight, with_tensors
+from inference.protocol.load_errors import BadFileError, MissingTensorError
 
 CODES = (".qweight", ".weight_packed")
 """Endings of what holds a matrix' codes."""

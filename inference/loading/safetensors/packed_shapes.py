@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from inference.loading.errors import BadFileError, WrongShapeError, shape_in_words
 from inference.models.families.quantization import Quantization
+from inference.protocol.load_errors import BadFileError, WrongShapeError, shape_in_words
 
 WORD_BITS = 32
 FLOATS = frozenset({"F32", "F16", "BF16"})

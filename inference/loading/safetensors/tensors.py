@@ -11,9 +11,9 @@ from typing import Any
 import safetensors
 import torch
 
-from inference.loading.errors import BadFileError, MissingTensorError, shape_in_words
 from inference.loading.safetensors.header import check_names_once
 from inference.models.weights.stored import DenseWeight, StoredWeight
+from inference.protocol.load_errors import BadFileError, MissingTensorError, shape_in_words
 
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 QUANTIZED_BYTES = {"F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.loading.errors import MissingTensorError
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.weights.stored import DenseWeight, StoredWeight
+from inference.protocol.load_errors import MissingTensorError
 
 _STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.loading.errors import BadFileError, DownloadFailedError, LoadError
 from inference.loading.sources.hub_cache import REPOSITORY_PREFIX
+from inference.protocol.load_errors import BadFileError, DownloadFailedError, LoadError
 
 log = logging.getLogger(__name__)
 

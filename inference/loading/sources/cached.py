@@ -14,7 +14,6 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from inference.loading.errors import BadSourceError
 from inference.loading.sources.folders import bytes_under, files_under
 from inference.loading.sources.hub_cache import REPOSITORY_PREFIX, hub_cache_dir, repository_dir
 from inference.loading.sources.pending import (
@@ -34,6 +33,7 @@ from inference.loading.sources.unfinished_wheels import (
     unfinished_wheel_bytes,
 )
 from inference.protocol.downloads import CachedFile, CachedModel
+from inference.protocol.load_errors import BadSourceError
 
 ORPHAN_AFTER_S = 3600.0
 """A partial file that nothing continues is an orphan once nobody has written it for so long: other

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from inference.loading.errors import HashMismatchError
 from inference.loading.progress import OnProgress
 from inference.protocol.load import LoadProgress, LoadStage
+from inference.protocol.load_errors import HashMismatchError
 
 CHUNK_BYTES = 256 * 1024 * 1024
 """Read between two messages of progress."""

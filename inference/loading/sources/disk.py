@@ -6,7 +6,7 @@ import errno
 import shutil
 from pathlib import Path
 
-from inference.loading.errors import DiskFullError, DownloadFailedError, LoadError
+from inference.protocol.load_errors import DiskFullError, DownloadFailedError, LoadError
 
 RESERVE_BYTES = 64 * 1024**2
 """Left for everybody else on that disk: logs, the database."""

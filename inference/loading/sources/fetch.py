@@ -16,12 +16,12 @@ from typing import NoReturn
 
 import msgspec
 
-from inference.loading.errors import LoadError
 from inference.loading.progress import OnProgress
 from inference.loading.sources.cached import list_cached, sweep_orphans
 from inference.loading.sources.disk import unwritten
 from inference.loading.sources.sources import fetch_files
 from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage
+from inference.protocol.load_errors import LoadError
 from inference.supervised_threads import SupervisedThread
 
 

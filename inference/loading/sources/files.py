@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from inference.loading.errors import MissingFileError, QuantizationNotFoundError
+from inference.protocol.load_errors import MissingFileError, QuantizationNotFoundError
 
 TEXT_FILES = (
     "config.json",

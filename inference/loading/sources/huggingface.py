@@ -36,14 +36,6 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from inference.loading.embedding.embedding_config import check_directory_config
-from inference.loading.errors import (
-    BadSourceError,
-    DiskFullError,
-    DownloadFailedError,
-    LoadError,
-    MissingFileError,
-    RepoFetchFailedError,
-)
 from inference.loading.progress import OnProgress
 from inference.loading.sources.deadline import DeadlineError, within
 from inference.loading.sources.disk import check_disk, is_disk_full
@@ -62,6 +54,14 @@ from inference.loading.sources.resumed import partial_of, transfer
 from inference.loading.sources.watched import run_watched
 from inference.models.families.registry import check_gguf_architecture
 from inference.protocol.load import LoadProgress, LoadStage
+from inference.protocol.load_errors import (
+    BadSourceError,
+    DiskFullError,
+    DownloadFailedError,
+    LoadError,
+    MissingFileError,
+    RepoFetchFailedError,
+)
 
 ANSWER_LIMIT_S = 10.0
 """Of each read."""

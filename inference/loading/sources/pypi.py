@@ -21,14 +21,6 @@ from pathlib import Path
 import psutil
 
 from inference.environment import Role, environment_for
-from inference.loading.errors import (
-    BadFileError,
-    BadSourceError,
-    DiskFullError,
-    DownloadFailedError,
-    HashMismatchError,
-    MissingFileError,
-)
 from inference.loading.progress import OnProgress
 from inference.loading.sources.checksum import check_sha256
 from inference.loading.sources.disk import check_disk, is_disk_full
@@ -40,6 +32,14 @@ from inference.loading.sources.unfinished_wheels import (
 )
 from inference.loading.sources.watched import run_watched
 from inference.protocol.load import LoadProgress, LoadStage
+from inference.protocol.load_errors import (
+    BadFileError,
+    BadSourceError,
+    DiskFullError,
+    DownloadFailedError,
+    HashMismatchError,
+    MissingFileError,
+)
 
 PARTIAL_PREFIX = ".partial-"
 """Then the process id of whoever is writing it."""

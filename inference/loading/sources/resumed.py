@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from inference.loading.errors import HashMismatchError
 from inference.loading.sources.checksum import check_sha256
+from inference.protocol.load_errors import HashMismatchError
 
 INCOMPLETE = ".incomplete"
 MAX_ANSWER_BYTES = 50 * 10**9

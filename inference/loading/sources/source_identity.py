@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from inference.loading.errors import BadSourceError
 from inference.loading.sources.folders import files_under
 from inference.loading.sources.sources import parse_source
 from inference.protocol.load import LoadSpec, draft_spec
+from inference.protocol.load_errors import BadSourceError
 
 
 def local_identity(spec: LoadSpec) -> str | None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.loading.errors import BadSourceError, LoadError, MissingFileError
 from inference.loading.progress import OnProgress
 from inference.loading.sources import pypi
 from inference.loading.sources.checksum import check_sha256
 from inference.loading.sources.files import ModelFiles, check_shards, choose_weights
 from inference.protocol.load import LoadSpec
+from inference.protocol.load_errors import BadSourceError, LoadError, MissingFileError
 
 SCHEMES = ("huggingface", "path", "pypi")
 

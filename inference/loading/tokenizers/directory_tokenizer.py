@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from inference.loading.errors import BadFileError, MissingFileError
+from inference.protocol.load_errors import BadFileError, MissingFileError
 
 SLOW_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from inference.loading.errors import OtherVocabularyError
+from inference.protocol.load_errors import OtherVocabularyError
 
 
 def check_shared_vocabulary(answering_dir: Path, drafting_dir: Path, drafting: str) -> None:

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.loading.errors import BadFileError, MissingTensorError, shape_in_words
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.weights.stored import DenseWeight, StoredWeight
+from inference.protocol.load_errors import BadFileError, MissingTensorError, shape_in_words
 
 MIXTRAL_BLOCK = ".block_sparse_moe."
 MIXTRAL_NAMES = {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import torch
 
-from inference.loading.errors import MissingTensorError
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.family import Family
 from inference.models.families.predictor import PREDICTOR
 from inference.models.families.tower import TOWER
 from inference.models.weights.stored import StoredWeight
+from inference.protocol.load_errors import MissingTensorError
 
 
 class NamedFiles:

@@ -17,7 +17,6 @@ from typing import Literal
 
 import torch
 
-from inference.loading.errors import BadFileError, BadSourceError
 from inference.loading.safetensors.tensors import INTEGER_BYTES
 from inference.loading.weights.quantize import Bits, quantize
 from inference.loading.weights.tensor_files import TensorFiles
@@ -28,6 +27,7 @@ from inference.models.families.registry import family_of
 from inference.models.layers.kernels import fp8_reason, has_fp8
 from inference.models.weights.stored import GROUP_FEATURES, StoredWeight
 from inference.protocol.load import LoadSpec
+from inference.protocol.load_errors import BadFileError, BadSourceError
 from inference.supervised_threads import SupervisedPool
 
 InSitu = Literal["q4", "q5", "q6", "q8", "fp8"]

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import torch
 
-from inference.loading.errors import BadSourceError
 from inference.loading.preflight import FP8
 from inference.loading.weights.quantized_files import DENSE_FORMATS
 from inference.loading.weights.tensor_files import TensorFiles
@@ -23,6 +22,7 @@ from inference.models.weights.stored import (
     StoredWeight,
     with_tensors,
 )
+from inference.protocol.load_errors import BadSourceError
 
 
 class RankFiles:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from inference.loading.errors import BadFileError
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.decoder_tensors import DECODER, DECODER_NAMES, decoder_tensors
 from inference.models.families.family import Family
@@ -21,6 +20,7 @@ from inference.models.families.hub_config import (
     repeated,
 )
 from inference.models.families.layer_names import LayerNames
+from inference.protocol.load_errors import BadFileError
 
 ONE_NORM = LayerNames(mlp_norm=None)
 PERIOD = 4

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig
 from inference.models.families.family import Family
 from inference.models.families.foreign_types import FOREIGN_TYPES
@@ -22,6 +21,7 @@ from inference.models.families.hub_config import (
 )
 from inference.models.families.module_numbers import check_numbers
 from inference.models.families.nested import LEFT_OUT, hub_name
+from inference.protocol.load_errors import BadFileError
 
 NAMES = {
     "vocab_size": ("vocab_size",),

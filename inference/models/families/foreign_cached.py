@@ -8,7 +8,6 @@ before they are read.
 
 from __future__ import annotations
 
-from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig
 from inference.models.families.family import Family
 from inference.models.families.foreign import NAMES, check_rope
@@ -16,6 +15,7 @@ from inference.models.families.foreign_types import CACHED_TYPES, NESTED_TYPES
 from inference.models.families.hub_config import Json, generation_facts, positive_integer
 from inference.models.families.module_numbers import check_numbers
 from inference.models.families.nested import LEFT_OUT, OUTER, hub_name
+from inference.protocol.load_errors import BadFileError
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:

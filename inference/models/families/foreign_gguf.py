@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from inference.loading.errors import BadFileError
 from inference.models.families.gguf_keys import GGUFKeys
+from inference.protocol.load_errors import BadFileError
 
 MODULES: dict[str, str] = {
     "bloom": "bloom",

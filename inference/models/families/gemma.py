@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from inference.loading.errors import BadFileError
 from inference.models.config import Activation, MixerKind, ModelConfig
 from inference.models.families.decoder_tensors import (
     ATTENTION_NAMES,
@@ -32,6 +31,7 @@ from inference.models.families.hub_config import (
 )
 from inference.models.families.layer_names import LayerNames
 from inference.models.families.nested import LEFT_OUT, hub_name, text_config
+from inference.protocol.load_errors import BadFileError
 
 NORMED_AROUND = LayerNames(
     mixed_norm="post_attention_layernorm",

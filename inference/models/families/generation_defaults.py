@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from inference.loading.errors import BadFileError
+from inference.protocol.load_errors import BadFileError
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "temperature": (0.0, math.inf),

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig, RopeScaling
 from inference.models.families.generation_defaults import generation_defaults
 from inference.models.families.hub_config import extended_positions
+from inference.protocol.load_errors import BadFileError
 
 END_OF_TURN_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|end_of_turn|>", "<end_of_turn>")
 """Files of base models name only the end of text; a chat template ends its turns with these."""

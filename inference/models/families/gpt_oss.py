@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import (
     ATTENTION_NAMES,
@@ -31,6 +30,7 @@ from inference.models.families.hub_config import (
 )
 from inference.models.families.mixture import EXPERT_NAMES, experts_of, sparse_tensors
 from inference.models.layers.experts_config import ExpertsConfig
+from inference.protocol.load_errors import BadFileError
 
 ROUTING: dict[str, Any] = {
     "scoring": "softmax_of_chosen",

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from inference.loading.errors import BadFileError
 from inference.models.config import MixerKind, MlpKind, ModelConfig
 from inference.models.families.decoder_tensors import (
     ATTENTION_NAMES,
@@ -38,6 +37,7 @@ from inference.models.families.mamba import (
 )
 from inference.models.families.mixture import EXPERT_NAMES, experts_of, gguf_mixture
 from inference.models.layers.experts_config import ExpertsConfig
+from inference.protocol.load_errors import BadFileError
 
 GRANITE_NAMES = LayerNames(
     gate_up=("mlp.shared_expert.input_linear",), down="mlp.shared_expert.output_linear"

@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from inference.loading.errors import BadFileError
 from inference.models.config import MixerKind, ModelConfig, RopeScaling
 from inference.models.families.generation_defaults import generation_defaults
+from inference.protocol.load_errors import BadFileError
 
 LAYER_TYPES: dict[str, MixerKind] = {
     "full_attention": "attention",

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from inference.loading.errors import BadFileError
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.decoder_tensors import (
     ATTENTION_NAMES,
@@ -28,6 +27,7 @@ from inference.models.families.mixture import (
 from inference.models.families.predictor import predictor_tensors
 from inference.models.layers.recurrent.delta_config import DeltaConfig, DeltaNames
 from inference.models.layers.recurrent.state_config import NEGATIVE_RATE
+from inference.protocol.load_errors import BadFileError
 
 DEFAULT_INTERVAL = 4
 """Every fourth layer is attention, where nothing else is said."""

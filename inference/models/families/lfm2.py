@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from inference.loading.errors import BadFileError
 from inference.models.config import MixerKind, MlpKind, ModelConfig
 from inference.models.families.decoder_tensors import (
     DECODER,
@@ -32,6 +31,7 @@ from inference.models.families.mixture import (
     mixture_tensors,
 )
 from inference.models.layers.recurrent.state_config import ShortConvConfig
+from inference.protocol.load_errors import BadFileError
 
 KINDS: dict[str, MixerKind] = {"conv": "conv", "full_attention": "attention"}
 DEFAULT_THETA = 1_000_000.0

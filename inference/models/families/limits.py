@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from inference.loading.errors import BadFileError
+from inference.protocol.load_errors import BadFileError
 
 MOST_LAYERS = 1024
 """The deepest published decoders have some two hundred."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import DECODER, DECODER_NAMES, decoder_tensors
 from inference.models.families.family import Family
@@ -25,6 +24,7 @@ from inference.models.families.hub_config import (
 )
 from inference.models.families.mixture import gguf_mixture
 from inference.models.families.nested import LEFT_OUT, hub_name
+from inference.protocol.load_errors import BadFileError
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig, QueryGrowth
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import (
@@ -27,6 +26,7 @@ from inference.models.families.hub_config import (
 from inference.models.families.llama import MISTRAL, interleaved_heads
 from inference.models.families.llama import read_config as read_mistral
 from inference.models.families.nested import text_config
+from inference.protocol.load_errors import BadFileError
 
 NESTED_DEFAULTS: dict[str, Any] = {
     "model_type": "mistral",

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from inference.loading.errors import BadFileError
 from inference.models.config import STATE_KINDS, MlpKind, ModelConfig
 from inference.models.families.decoder_tensors import (
     DECODER_NAMES,
@@ -28,6 +27,7 @@ from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.hub_config import Json, positive_integer
 from inference.models.families.layer_names import LayerNames
 from inference.models.layers.experts_config import ExpertsConfig, Scoring
+from inference.protocol.load_errors import BadFileError
 
 EXPERT_NAMES = {
     "ffn_gate_inp": "mlp.gate",

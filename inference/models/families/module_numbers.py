@@ -7,8 +7,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from inference.loading.errors import BadFileError
 from inference.models.families.hub_config import Json
+from inference.protocol.load_errors import BadFileError
 
 EPSILONS = ("eps", "epsilon")
 """How the names end of what is added to a variance before its root is taken."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from inference.loading.errors import BadFileError
 from inference.models.config import MixerKind, MlpKind, ModelConfig
 from inference.models.families.decoder_tensors import (
     DECODER,
@@ -26,6 +25,7 @@ from inference.models.families.mamba import mamba_tensors, step_limit
 from inference.models.families.mixture import experts_of, groups_of, sparse_tensors
 from inference.models.layers.experts_config import ExpertsConfig
 from inference.models.layers.recurrent.mamba_config import MambaConfig
+from inference.protocol.load_errors import BadFileError
 
 NAMES = LayerNames(
     input_norm="norm",

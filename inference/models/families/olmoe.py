@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import DECODER
 from inference.models.families.family import Family
@@ -21,6 +20,7 @@ from inference.models.families.mixture import (
     gguf_mixture,
     mixture_tensors,
 )
+from inference.protocol.load_errors import BadFileError
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:

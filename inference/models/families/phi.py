@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import (
     ATTENTION_NAMES,
@@ -23,6 +22,7 @@ from inference.models.families.gguf_keys import (
 from inference.models.families.gguf_keys import rotary_dim as rotary_dim_gguf
 from inference.models.families.hub_config import Json, check_activation, read_decoder, rotary_dim
 from inference.models.families.layer_names import LayerNames
+from inference.protocol.load_errors import BadFileError
 
 FUSED = LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
 

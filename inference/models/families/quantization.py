@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from inference.loading.errors import BadFileError
+from inference.protocol.load_errors import BadFileError
 
 Json = Mapping[str, Any]
 Method = Literal["fp8", "gptq", "awq", "compressed-tensors"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import DECODER
 from inference.models.families.family import Family
@@ -25,6 +24,7 @@ from inference.models.families.mixture import (
     mixture_tensors,
     mlps_of,
 )
+from inference.protocol.load_errors import BadFileError
 
 
 def read_qwen3(config: Json, generation: Json) -> ModelConfig:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from inference.loading.errors import UnknownArchitectureError
 from inference.models.config import ModelConfig
 from inference.models.families.cohere import COHERE, COHERE2
 from inference.models.families.exaone4 import EXAONE4
@@ -37,6 +36,7 @@ from inference.models.families.qwen3_vl_moe import QWEN3_VL_MOE
 from inference.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from inference.models.families.smollm3 import SMOLLM3
 from inference.models.families.starcoder2 import STARCODER2
+from inference.protocol.load_errors import UnknownArchitectureError
 
 NUM_NEAREST = 2
 MODELS_PAGE = "docs/models.md"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inference.loading.errors import BadFileError
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.decoder_tensors import DECODER, DECODER_NAMES, decoder_tensors
 from inference.models.families.family import Family
@@ -16,6 +15,7 @@ from inference.models.families.hub_config import (
     repeated,
 )
 from inference.models.families.llama import interleaved_heads
+from inference.protocol.load_errors import BadFileError
 
 PERIOD = 4
 

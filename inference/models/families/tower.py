@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig
 from inference.models.families.family import Json, TensorRole
 from inference.models.families.hub_config import positive_integer, rope_parameters
 from inference.models.vision_config import VisionConfig
+from inference.protocol.load_errors import BadFileError
 
 TOWER = "model.visual."
 VISION = "vision"

@@ -20,7 +20,6 @@ from pathlib import Path
 import msgspec
 import redis
 
-from inference.loading.errors import LoadError
 from inference.loading.sources.cached import (
     cached_directory,
     delete_cached,
@@ -45,6 +44,7 @@ from inference.protocol.downloads import (
 )
 from inference.protocol.keys import downloads_key
 from inference.protocol.load import LOADED, LoadFailure, LoadProgress, LoadSpec
+from inference.protocol.load_errors import LoadError
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,6 @@ import msgspec
 
 import inference
 from inference.environment import Role, environment_for
-from inference.loading.errors import LoadError
 from inference.loading.progress import OnProgress
 from inference.loading.sources.cached import cached_directory, delete_cached
 from inference.loading.sources.fetch import (
@@ -36,6 +35,7 @@ from inference.loading.sources.sources import fetch_files, is_on_disk
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.watch import LoadWatch
 from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage, draft_spec
+from inference.protocol.load_errors import LoadError
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)

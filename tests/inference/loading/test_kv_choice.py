@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from inference.loading import loader
-from inference.loading.errors import BadSourceError
 from inference.loading.kv_choice import foreseen_kv_format
 from inference.loading.loader import open_model
 from inference.models.cache.kv_format import KVFormat
 from inference.models.native import build
 from inference.protocol.load import KVDtype, LoadSpec
+from inference.protocol.load_errors import BadSourceError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 

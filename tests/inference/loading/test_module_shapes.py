@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference.loading.errors import BadFileError, WrongShapeError
 from inference.loading.loader import open_model
+from inference.protocol.load_errors import BadFileError, WrongShapeError
 from tests.inference.loading.config.test_checked_shapes import spec
 from tests.inference.loading.editable_gguf import EditableGGUF
 from tests.inference.loading.mutations.subjects import SUBJECTS

@@ -13,17 +13,17 @@ from inference.loading.devices import (
     choose_dtype,
     earlier_loads_on,
 )
-from inference.loading.errors import (
-    BadSourceError,
-    DoesNotFitError,
-    MissingFileError,
-    UnknownArchitectureError,
-)
 from inference.loading.loader import open_model
 from inference.loading.preflight import LargestStep, check_fits, memory_need
 from inference.models.config import ModelConfig
 from inference.models.layers.experts_config import ExpertsConfig
 from inference.protocol.load import EarlierLoads, LoadSpec
+from inference.protocol.load_errors import (
+    BadSourceError,
+    DoesNotFitError,
+    MissingFileError,
+    UnknownArchitectureError,
+)
 from tests.inference.loading.conftest import save_gguf
 
 CONFIG = ModelConfig(

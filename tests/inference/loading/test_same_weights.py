@@ -11,10 +11,10 @@ from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
 from inference.loading.config.checked_shapes import expected_tensors
-from inference.loading.errors import MissingTensorError
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.weights.stored import GroupedWeight
 from inference.protocol.load import LoadSpec, LoadStage
+from inference.protocol.load_errors import MissingTensorError
 from tests.inference.loading.conftest import save_directory, save_gguf
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from inference.engine.load import built_model
 from inference.engine.load.load_engine import load_engine
-from inference.loading.errors import BadSourceError
 from inference.models.cache.kv_format import ELEMENT_BYTES
 from inference.models.errors import UnsupportedKVError
 from inference.protocol.load import KVDtype, LoadSpec
+from inference.protocol.load_errors import BadSourceError
 
 KV_MEMORY_BYTES = 4 * 1024**2
 HEAD_DIM = 16

@@ -13,16 +13,16 @@ from safetensors.torch import load_file, save_file
 
 from inference.loading.adapters.adapter_config import read_adapter_config
 from inference.loading.adapters.adapter_files import open_adapter
-from inference.loading.errors import (
+from inference.models.config import ModelConfig
+from inference.models.layers.experts_config import ExpertsConfig
+from inference.protocol.adapters import AdapterSpec
+from inference.protocol.load_errors import (
     BadAdapterError,
     BadSourceError,
     HashMismatchError,
     LoadError,
     MissingFileError,
 )
-from inference.models.config import ModelConfig
-from inference.models.layers.experts_config import ExpertsConfig
-from inference.protocol.adapters import AdapterSpec
 from tests.inference.adapter_files import LLAMA_TARGETS, spec_of, write_adapter
 
 CONFIG = ModelConfig(

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from inference.loading.config.checked_config import check_config
 from inference.loading.config.hub_config import parse_config, read_directory_config
-from inference.loading.errors import BadFileError
 from inference.loading.loader import open_model
 from inference.models.config import ModelConfig, RopeScaling
 from inference.models.layers.experts_config import ExpertsConfig
@@ -21,6 +20,7 @@ from inference.models.layers.recurrent.delta_config import DeltaConfig
 from inference.models.layers.recurrent.mamba_config import MambaConfig
 from inference.models.layers.recurrent.state_config import ShortConvConfig
 from inference.protocol.load import LoadSpec
+from inference.protocol.load_errors import BadFileError
 from tests.inference.loading.config.test_checked_shapes import spec
 from tests.inference.loading.conftest import save_gguf
 from tests.inference.loading.editable_gguf import FLOAT32, EditableGGUF

@@ -13,13 +13,13 @@ from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
 from inference.loading.config.checked_shapes import check_module_tensors, check_tensors
-from inference.loading.errors import BadFileError, MissingTensorError, WrongShapeError
 from inference.loading.loader import open_model
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layers.experts_config import ExpertsConfig
 from inference.models.layers.recurrent.mamba_config import MambaConfig
 from inference.protocol.load import LoadSpec
+from inference.protocol.load_errors import BadFileError, MissingTensorError, WrongShapeError
 from tests.inference.loading.conftest import save_directory, save_gguf
 from tests.inference.loading.editable_gguf import EditableGGUF
 

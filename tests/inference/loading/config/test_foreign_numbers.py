@@ -10,7 +10,7 @@ from transformers import GPTNeoXConfig, MambaConfig, PreTrainedConfig
 
 from inference.loading.config.hub_config import parse_config
 from inference.loading.config.learnt_config import learnt_config
-from inference.loading.errors import LoadError
+from inference.protocol.load_errors import LoadError
 
 SIZES = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2}
 HUB_CONFIGS: dict[str, PreTrainedConfig] = {

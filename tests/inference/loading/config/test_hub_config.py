@@ -13,12 +13,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from inference.loading.config.hub_config import parse_config, read_directory_config
 from inference.loading.config.model_type import with_model_type
-from inference.loading.errors import BadFileError, MissingFileError, UnknownArchitectureError
 from inference.loading.gguf.config import read_gguf_config
 from inference.loading.gguf.header import read_header
 from inference.models.config import RopeScaling
 from inference.models.families.gguf_keys import SAMPLING_KEYS, text_facts
 from inference.models.families.registry import known_model_types
+from inference.protocol.load_errors import BadFileError, MissingFileError, UnknownArchitectureError
 from tests.inference.loading.conftest import SIZES, save_gguf
 
 LLAMA = SIZES | {"model_type": "llama", "rope_theta": 5000.0}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inference.loading.embedding.embedding_config import read_embedding_config
-from inference.loading.errors import BadFileError, LoadError, UnknownArchitectureError
+from inference.protocol.load_errors import BadFileError, LoadError, UnknownArchitectureError
 
 BERT: dict[str, Any] = {
     "model_type": "bert",

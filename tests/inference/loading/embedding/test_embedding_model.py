@@ -12,10 +12,10 @@ from transformers import AutoModel, AutoTokenizer
 
 from inference.loading import loader
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel, check_embedding_fits
-from inference.loading.errors import BadSourceError, DoesNotFitError
 from inference.loading.loader import open_model
 from inference.models.embedding import EmbeddingModel
 from inference.protocol.load import EarlierLoads, LoadSpec
+from inference.protocol.load_errors import BadSourceError, DoesNotFitError
 from inference.text.tokens.tokenizer import Tokenizer
 
 TEXTS = [

@@ -9,8 +9,8 @@ import gguf
 import pytest
 import torch
 
-from inference.loading.errors import BadFileError, MissingFileError
 from inference.loading.gguf.header import read_header, read_headers
+from inference.protocol.load_errors import BadFileError, MissingFileError
 from tests.inference.loading.conftest import save_gguf
 from tests.inference.loading.editable_gguf import EditableGGUF, Info, Pair
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from inference.loading.errors import BadFileError
 from inference.loading.gguf.header import read_header
 from inference.loading.gguf.pre_tokenizers import PRE_TOKENIZERS
 from inference.loading.gguf.tokenizer import convert_tokenizer
 from inference.loading.gguf.tokenizer_files import tokenizer_directory
+from inference.protocol.load_errors import BadFileError
 
 BYTE_ALPHABET = [
     *(chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 256))),

@@ -23,7 +23,6 @@ import torch
 from inference.engine.load.memory.memory_use import give_back_freed
 from inference.loading.adapters.adapter_files import open_adapter
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
-from inference.loading.errors import LoadError
 from inference.loading.loader import OpenedModel, open_model
 from inference.models import registry
 from inference.models.batch import NUM_LONE_STATES, Batch
@@ -31,6 +30,7 @@ from inference.models.embedding import EmbeddingModel
 from inference.models.errors import ModelError, UnfitWeightsError
 from inference.models.registry import build_fastest_model
 from inference.protocol.load import LoadSpec
+from inference.protocol.load_errors import LoadError
 from tests.inference.adapter_files import spec_of
 from tests.inference.loading.mutations.mutations import mutate
 

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from inference.loading.errors import BadFileError
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.safetensors.packed_files import PackedFiles
 from inference.loading.safetensors.tensors import SafetensorsFiles
@@ -22,6 +21,7 @@ from inference.models.families.quantization import Quantization, read_quantizati
 from inference.models.registry import build_model
 from inference.models.weights.stored import DenseWeight, GroupedWeight
 from inference.protocol.load import LoadSpec
+from inference.protocol.load_errors import BadFileError
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
 

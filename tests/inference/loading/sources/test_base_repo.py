@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from inference.loading.errors import BadFileError, DownloadFailedError
 from inference.loading.gguf.header import GGUFHeader
 from inference.loading.gguf.tokenizer import convert_tokenizer
 from inference.loading.gguf.tokenizer_files import tokenizer_directory
 from inference.loading.sources.base_repo import base_repositories
+from inference.protocol.load_errors import BadFileError, DownloadFailedError
 
 ALPHABET = [
     *(chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 256))),

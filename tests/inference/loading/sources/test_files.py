@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from inference.loading.errors import MissingFileError, QuantizationNotFoundError
 from inference.loading.sources.files import check_shards, choose_weights, gguf_variants
+from inference.protocol.load_errors import MissingFileError, QuantizationNotFoundError
 
 GB = 10**9
 QUANTS = {

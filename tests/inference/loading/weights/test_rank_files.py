@@ -11,10 +11,10 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from inference.engine.ranks.lead import check_ranks, follower_spec
-from inference.loading.errors import BadSourceError
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.protocol.load import LoadSpec
+from inference.protocol.load_errors import BadSourceError
 from tests.inference.loading.conftest import save_gguf
 
 QUERIES = "model.layers.1.self_attn.q_proj"

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from inference.loading.errors import BadFileError
 from inference.loading.gguf import quants as gguf_quants
 from inference.loading.safetensors.interleaved_experts import MXFP4, cut_interleaved, unpacked
 from inference.loading.safetensors.tensors import SafetensorsFiles
@@ -23,6 +22,7 @@ from inference.models.layers.attention import attend_with_sinks
 from inference.models.native.support import unsupported_reason
 from inference.models.registry import build_model
 from inference.models.weights.stored import GroupedWeight
+from inference.protocol.load_errors import BadFileError
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, GGUFRow, Row
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig
 from inference.models.families.registry import check_architecture
 from inference.models.layers.recurrent.state_config import state_bytes
+from inference.protocol.load_errors import BadFileError
 
 QWEN3_5_27B: dict[str, Any] = {
     "model_type": "qwen3_5",

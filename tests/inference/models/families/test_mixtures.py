@@ -21,7 +21,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.limits import SchedulerLimits
-from inference.loading.errors import BadFileError
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.expert_files import by_expert
@@ -31,6 +30,7 @@ from inference.models.registry import AnyModel, build_fastest_model, build_model
 from inference.models.weights.stored import DenseWeight
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
+from inference.protocol.load_errors import BadFileError
 from inference.protocol.sampling import SamplingParams
 from tests.inference.greedy import check_greedy
 from tests.inference.loading.conftest import SIZES, save_gguf

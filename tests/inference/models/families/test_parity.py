@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from inference.loading.config.hub_config import parse_config
-from inference.loading.errors import BadFileError
 from inference.models.families.family import Family
 from inference.models.families.registry import FAMILIES
 from inference.models.native.model import NativeModel
 from inference.models.native.support import unsupported_reason
 from inference.models.registry import build_model
+from inference.protocol.load_errors import BadFileError
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, ROWS, Row
 from tests.inference.models.families.test_vision import REFERENCES as GIVEN_PICTURES

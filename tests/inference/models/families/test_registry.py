@@ -8,13 +8,13 @@ from importlib import import_module
 import pytest
 
 from inference.loading.config.hub_config import parse_config
-from inference.loading.errors import BadFileError, UnknownArchitectureError
 from inference.models.families.family import Family, GGUFNames
 from inference.models.families.registry import (
     FAMILIES,
     check_architecture,
     check_gguf_architecture,
 )
+from inference.protocol.load_errors import BadFileError, UnknownArchitectureError
 
 
 def test_no_architecture_belongs_to_two_families() -> None:

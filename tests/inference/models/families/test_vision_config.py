@@ -11,9 +11,9 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from inference.loading.config.hub_config import parse_config, read_directory_config
-from inference.loading.errors import BadFileError
 from inference.loading.weights.named_files import without_absent_tower
 from inference.models.families.registry import family_of
+from inference.protocol.load_errors import BadFileError
 from tests.inference.models.families.test_hybrid_config import QWEN3_5_27B
 
 TOWER: dict[str, Any] = {

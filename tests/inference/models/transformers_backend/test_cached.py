@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from inference.engine.load.load_engine import load_engine
 from inference.loading.config.hub_config import parse_config
 from inference.loading.embedding.embedding_config import check_directory_config
-from inference.loading.errors import UnknownArchitectureError
 from inference.models.batch import EMPTY_STATE, LONE_STATE, Batch
 from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.models.cache.layout import cache_layout
@@ -23,6 +22,7 @@ from inference.models.registry import build_model
 from inference.models.transformers_backend.cached_model import CachedModel
 from inference.models.transformers_backend.learning import learnt_config
 from inference.protocol.load import LoadSpec
+from inference.protocol.load_errors import UnknownArchitectureError
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS
 from tests.inference.models.transformers_backend.cached_rows import cached_row

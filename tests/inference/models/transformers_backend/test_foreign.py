@@ -17,7 +17,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from inference.engine.load.load_engine import load_engine
 from inference.loading.config.hub_config import parse_config
-from inference.loading.errors import BadFileError, BadSourceError, UnknownArchitectureError
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.errors import MissingWeightsError, UnsupportedModuleError
 from inference.models.families.foreign_types import (
@@ -31,6 +30,7 @@ from inference.models.registry import build_fastest_model, build_model
 from inference.models.transformers_backend.inspection import inspect
 from inference.models.transformers_backend.model import ForeignModel, inspect_config
 from inference.protocol.load import LoadReport, LoadSpec
+from inference.protocol.load_errors import BadFileError, BadSourceError, UnknownArchitectureError
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
 

@@ -28,7 +28,7 @@ from inference.protocol.load import LoadFailure
 
 
 class LoadError(Exception):
-    """Base of this package's errors. The message is written for operators: what failed, the nearest
+    """Base of the errors of a load. The message is written for operators: what failed, the nearest
     valid value, the fix."""
 
     code: ClassVar[str] = "bad_source"
