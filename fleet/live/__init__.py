@@ -1,1 +1,1 @@
-"""The fleet as Redis shows it: neurons' reports, the operator's wishes, a snapshot of both."""
+"""The fleet as Redis shows it: neurons' reports, their desired state, and a snapshot of both."""

@@ -1,1 +1,1 @@
-"""Devices as placement sees them: what is on them, what may leave, what has room there."""
+"""Devices as placement sees them: replicas on them, candidates for eviction, and free room."""

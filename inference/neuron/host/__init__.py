@@ -1,1 +1,1 @@
-"""What this host is: its devices and what they report, and what is wrong with them."""
+"""This host: its devices, their readings, and its problems."""
