@@ -28,7 +28,7 @@ from inference.garbage import keep_imports, make_full_collections_rare
 from inference.gateway.background_loops import BackgroundLoops, Loop
 from inference.gateway.bounds import Bounds
 from inference.gateway.catalogue import Catalogue
-from inference.gateway.images.request_images import ImageReader, ImageSender, image_rules
+from inference.gateway.images.request_images import ImageParser, ImageSender, image_rules
 from inference.gateway.metrics.client_families import client_family
 from inference.gateway.metrics.requests import Metrics
 from inference.gateway.neurons.conduct import NeuronConduct
@@ -122,7 +122,7 @@ class Gateway:
             max_open_requests=config.max_open_requests,
             max_open_body_bytes=config.max_open_body_bytes,
         )
-        self.images = ImageReader(image_rules(config), config.image_hosts)
+        self.images = ImageParser(image_rules(config), config.image_hosts)
         self.refusals = RefusalCounts()
         self.outcomes = Outcomes(
             self.accounting.settle,

@@ -47,7 +47,7 @@ from inference.neuron.requests.intake.intake import Intake
 from inference.neuron.requests.intake.preparing_marks import PreparingMarks
 from inference.neuron.requests.intake.starter import Starter
 from inference.neuron.requests.prompts.model_text import ModelText
-from inference.neuron.requests.prompts.prompt_images import ImageReader
+from inference.neuron.requests.prompts.prompt_images import RedisImageReader
 from inference.neuron.requests.request_table import RequestTable
 from inference.protocol.generation import Cancel, InboxFrame, Submit
 from inference.protocol.heartbeat import PROTOCOL, BuildInfo, NeuronHeartbeat
@@ -116,7 +116,7 @@ class NeuronService:
             on_lost=self._table.forget,
             keep_s=stall_limit_s + KEPT_AFTER_LIMIT_S,
         )
-        self._images = ImageReader(client, neuron=name)
+        self._images = RedisImageReader(client, neuron=name)
         self._marks = PreparingMarks(client, neuron=name, epoch=self.epoch)
         self._workers = WorkerPool()
         self._intake = Intake(

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.engine.load.draft_opening import DraftModel, build_draft_model
+from inference.engine.load.draft_opening import BuiltDraftModel, build_draft_model
 from inference.engine.load.memory.kv_memory import (
     SHORTEST_USEFUL_CONTEXT,
     cpu_kv_share,
@@ -54,7 +54,7 @@ class BuiltModel:
     trial: Trial
     quality: str
     """In words: what quantising cost."""
-    draft: DraftModel | None
+    draft: BuiltDraftModel | None
     """Among what the trial measured."""
     predictor: Predictor | None
     num_positions: int | None

@@ -23,7 +23,7 @@ from inference.protocol.load_errors import BadSourceError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftModel:
+class BuiltDraftModel:
     model: AnyModel
     num_positions: int
     """Longer texts it does not read."""
@@ -72,13 +72,13 @@ def open_draft_model(
 
 def build_draft_model(
     spec: LoadSpec, opened: OpenedModel, context_tokens: int, native_cache_dir: Path
-) -> DraftModel:
+) -> BuiltDraftModel:
     """``context_tokens``: of the model that answers."""
     num_positions = min(context_tokens, opened.config.max_positions)
     model, _ = build_fastest_model(
         opened.config, opened.weights, num_positions, native_cache_dir, wanted_kv_format(spec)
     )
-    return DraftModel(
+    return BuiltDraftModel(
         model=model,
         num_positions=num_positions,
         source=spec.draft_model or "",

@@ -48,7 +48,7 @@ def image_rules(config: Config) -> ImageRules:
     )
 
 
-class ImageReader:
+class ImageParser:
     """Parses bodies that may hold images."""
 
     def __init__(self, rules: ImageRules, hosts: Sequence[str]) -> None:

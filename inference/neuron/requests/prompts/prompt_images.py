@@ -1,7 +1,7 @@
 """A prompt's images: where they stand among its tokens, and their bytes.
 
     template ─▶ tokens with one pad for each image ─▶ placed ─▶ as many pads as it has tokens
-    Redis, the request's own key ─▶ ImageReader ─▶ bytes by digest
+    Redis, the request's own key ─▶ RedisImageReader ─▶ bytes by digest
 
 How many tokens an image has follows from its size, so nothing is decoded here.
 """
@@ -127,7 +127,7 @@ def _refused(code: str, message: str, *, param: str | None = PARAM) -> RequestRe
     return RequestRefusedError(Failure(code=code, message=message, param=param))
 
 
-class ImageReader:
+class RedisImageReader:
     """Any thread may ask."""
 
     def __init__(self, client: redis.Redis, *, neuron: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from inference.gateway.images import fetch as image_fetch
 from inference.gateway.images.fetch import ImageFetchError, fetch_image
 from inference.gateway.images.hosts import ImageAddressError, check_resolved, image_address
-from inference.gateway.images.request_images import ImageReader
+from inference.gateway.images.request_images import ImageParser
 from inference.protocol.generation import ChatInput
 from inference.wire.common.images import ImageFile, ImageRules
 from inference.wire.dialect import NO_CONTEXT
@@ -207,7 +207,7 @@ def _asking(url: str) -> Callable[[], ChatRequest]:
 
 
 async def test_a_body_is_read_with_what_was_fetched_for_it(host: str) -> None:
-    reader = ImageReader(ImageRules(fetches=True), (host,))
+    reader = ImageParser(ImageRules(fetches=True), (host,))
     parsed = await reader.parsed(_asking(f"http://{host}/cat.png"), num_bytes=100)
     assert isinstance(parsed.generation.input, ChatInput)
     (image,) = parsed.generation.input.messages[0].images
@@ -216,7 +216,7 @@ async def test_a_body_is_read_with_what_was_fetched_for_it(host: str) -> None:
 
 
 async def test_a_refusal_names_the_image_that_could_not_be_fetched(host: str) -> None:
-    reader = ImageReader(ImageRules(fetches=True), (host,))
+    reader = ImageParser(ImageRules(fetches=True), (host,))
     with pytest.raises(InvalidImageError, match="status 404") as refused:
         await reader.parsed(_asking(f"http://{host}/none.png"), num_bytes=100)
     assert refused.value.param == "messages[0].content[0].image_url.url"

@@ -13,8 +13,8 @@ import redis
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.requests.prompts.prompt_images import (
-    ImageReader,
     PlacedImage,
+    RedisImageReader,
     placed,
     sequence_images,
 )
@@ -211,7 +211,7 @@ def test_an_image_that_is_gone_is_no_other(seeing_dir: Path) -> None:
 
 def test_a_request_has_its_own_images(redis_db: redis.Redis) -> None:
     redis_db.hset(images_key("n1", "r1"), mapping={SMALL.digest: b"a", WIDE.digest: b"b"})
-    reader = ImageReader(redis_db, neuron="n1")
+    reader = RedisImageReader(redis_db, neuron="n1")
     assert reader.read("r1") == {SMALL.digest: b"a", WIDE.digest: b"b"}
     assert reader.read("r2") == {}
 
