@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import redis
@@ -24,12 +24,15 @@ from inference.protocol.heartbeat import (
     ReplicaState,
     ReplicaStatus,
 )
+from inference.protocol.held import MAX_HELD, HeldRequests, encode_held_requests
 from inference.protocol.usage_reports import UsageReport, encode_usage_report
 
 EVIL = "evil"
 LURE = "lure"
 """The model that it is asked for, so that a gateway reads its events."""
 MB = 1_000_000
+NUM_UNREAD = 8
+"""Connections whose answers it does not read, and answers of ten megabytes that each asks for."""
 
 
 @dataclass(slots=True)
@@ -39,6 +42,8 @@ class Evil:
     client: redis.Redis
     gateway_id: str = ""
     request_id: str = ""
+    unread: list[Any] = field(default_factory=list)
+    """Connections on which answers wait. ``client.close`` ends them too."""
 
     def xadd(self, key: str, data: bytes, field: bytes = EVENT_BATCH_FIELD) -> None:
         self.client.xadd(key, {field: data})
@@ -153,8 +158,27 @@ def many_held_ids(evil: Evil) -> None:
         evil.client.hset(keys.held_key(EVIL), name, many_ids(300_000))
 
 
+def foreign_held_ids(evil: Evil) -> None:
+    """It lists as held ids of other hosts, and not what it was sent."""
+    for beat in range(1, 6):
+        ids = [f"req_{beat}_{number}" for number in range(MAX_HELD)]
+        listed = HeldRequests(epoch="e", beat=beat + time.monotonic_ns(), request_ids=ids)
+        for name in ("", evil.gateway_id):
+            evil.client.hset(keys.held_key(EVIL), name, encode_held_requests(listed))
+        time.sleep(1.0)  # gateways read the list once a second
+
+
+def unread_answers(evil: Evil) -> None:
+    evil.client.hset(keys.specs_key(EVIL), "a", b"x" * 10 * MB)
+    while len(evil.unread) < NUM_UNREAD:
+        evil.unread.append(evil.client.connection_pool.get_connection())
+        for _ in range(NUM_UNREAD):
+            evil.unread[-1].send_command("HGETALL", keys.specs_key(EVIL))
+
+
 ATTACKS: dict[str, Attack] = {
     "an endless script": refused("EVAL", "while true do end", "0"),
+    "another database": refused("SELECT", "1"),
     "the largest id": largest_id,
     "its stream trimmed": trimmed_stream,
     "large deltas": large_deltas,
@@ -163,5 +187,9 @@ ATTACKS: dict[str, Attack] = {
     "others' requests": events_of_others,
     "a large heartbeat": large_heartbeat,
     "many held ids": many_held_ids,
+    "foreign held ids": foreign_held_ids,
+    "unread answers": unread_answers,
     "forged reports": junk_reports,
 }
+FILLS_REDIS = ("large deltas", "a large heartbeat", "unread answers")
+"""Redis holds what these write until the control has looked and cut the host off."""

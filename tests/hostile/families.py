@@ -41,7 +41,7 @@ def of_neuron(neuron: str, **ids: str) -> dict[str, str]:
     }
 
 
-def of_nobody() -> dict[str, str]:
+def of_no_neuron() -> dict[str, str]:
     """A key of each family that belongs to no neuron, and every key that has one name."""
     made = {
         name.removesuffix("_key"): _call(function, "gw-or-account", {})

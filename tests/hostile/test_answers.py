@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import redis.asyncio
 
 from fleet.live.report_bounds import MAX_CONTEXT_TOKENS
 from inference.gateway.gateway import Gateway
@@ -51,6 +52,7 @@ from inference.protocol.events import (
 from inference.protocol.generation import GenerationRequest, Submit, TextInput
 from inference.protocol.sampling import SamplingOptions
 from tests.fleet.conftest import report
+from tests.hostile.conftest import EVIL
 from tests.hostile.wrong import wrong
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
@@ -255,6 +257,39 @@ async def test_fragments_count_before_their_event_is_whole(
     body = {"model": "tiny", **PLAIN, "max_tokens": 1}
     answer = await asyncio.wait_for(client.post("/v1/chat/completions", body), GENEROUS_S)
     assert (answer.status, answer.json["error"]["code"]) == (503, "neuron_fault")
+
+
+async def test_a_neighbours_epoch_and_requests_are_of_no_use(
+    client: AsgiClient,
+    gateway: Gateway,
+    neuron: FakeNeuron,
+    ledger: FakeLedger,
+    redis_client: redis.asyncio.Redis,
+) -> None:
+    """In its own stream, under the neighbour's epoch: a gap of 10^9 batches, text for the
+    neighbour's request, and its end with another usage."""
+    evil = FakeNeuron(redis_client, name=EVIL)
+    evil.epoch = neuron.epoch
+    evil.sequence_numbers[gateway.gateway_id] = 10**9
+
+    async def attacked(submit: Submit) -> AsyncIterator[list[Event]]:
+        id = submit.request_id
+        usage = Usage(prompt_tokens=7, completion_tokens=123_456)
+        await gateway.readers.ensure(EVIL)
+        begun_s = asyncio.get_running_loop().time()
+        await evil.send(submit.gateway_id, [])
+        await evil.send(submit.gateway_id, [Delta(request_id=id, text="forged")])
+        await evil.send(submit.gateway_id, [Finished(request_id=id, usage=usage)])
+        while gateway.readers.caught_up_s(EVIL) <= begun_s:
+            await asyncio.sleep(0.01)
+        async for honest in paris(submit):
+            yield honest
+
+    neuron.script = attacked
+    for _ in range(2):
+        status, body = await ask(client, "stream")
+        assert status == 200 and b"Pari" in body and b"forged" not in body
+    assert {settle.completion_tokens for settle in ledger.settled} == {5}
 
 
 CONTEXTS: dict[str, tuple[int | None, int]] = {

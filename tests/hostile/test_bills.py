@@ -1,7 +1,7 @@
-"""Bills of a hostile neuron: what does not fit a receipt is a row for people, and charges nobody.
+"""Bills of a hostile neuron: what fits no receipt is a row for people, and charges no account.
 
 Every field of a usage report wrong, receipts that are forged or another's, what is no report at
-all, and more reports than anybody settles.
+all, and more reports than are settled at once.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import redis
 from fleet.redis_users import rules, secret_hash, user_name, users_apply
 from inference.protocol import keys
 from tests.fleet.invited_hosts import guest, invite
-from tests.hostile.families import of_neuron, of_nobody
+from tests.hostile.families import of_neuron, of_no_neuron
 
 NAME = "beast"
 NO_KEYS = {
@@ -42,7 +42,7 @@ OWN = dict.fromkeys(
 OTHERS = {
     **{f"another's {family}": key for family, key in of_neuron("other").items()},
     **{f"a longer name's {family}": key for family, key in of_neuron(f"{NAME}2").items()},
-    **of_nobody(),
+    **of_no_neuron(),
     "anything": "x",
     "its own, of no family": f"helexa:neuron:{NAME}:anything",
 }

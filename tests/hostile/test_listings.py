@@ -42,7 +42,7 @@ def cases(kind: type[msgspec.Struct], **named: Any) -> list[Any]:
 async def test_any_list_of_held_requests(
     client: AsgiClient, gateway: Gateway, neuron: FakeNeuron, redis_client: redis.asyncio.Redis
 ) -> None:
-    """No field of another neuron's list, nor of its own, ends a request of somebody else."""
+    """No field of another neuron's list, nor of its own, ends a request of another neuron."""
     assert (await client.post(CHAT, BODY)).status == 200
     open_ = client.open("POST", CHAT, {**BODY, "stream": True})
     for beat, listed in enumerate(cases(HeldRequests)):
