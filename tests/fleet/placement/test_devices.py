@@ -173,6 +173,8 @@ TABLE = {
             message=f"tiny needs {40 * 1024**3:,} bytes of memory, and cuda:0 of a has "
             f"{24 * 1024**3:,} in all; no neuron comes closer",
             retry_after_s=None,
+            model_id="huggingface:org/tiny",
+            suggestion="Load a smaller quant, or add a host with a larger device.",
         ),
     ),
     "each neuron by what the model took there": (
