@@ -101,7 +101,8 @@ class _Tick:
         return Plan(actions=tuple(self._actions), turns=self._snapshot.turns, restored=restored)
 
     def _restore_drained(self) -> dict[str, frozenset[str]]:
-        """Loads what was loaded before a drain. Returns, by neuron, what is settled."""
+        """Loads what was loaded before a drain, or before it made room. Returns, by neuron, what is
+        settled."""
         restored = {}
         for name, models in self._jobs.to_restore.items():
             neuron = self._snapshot.neuron(name)
@@ -119,6 +120,8 @@ class _Tick:
             return True
         replicas = self._snapshot.replicas_of(model)
         held = next((one for one in replicas if one.neuron == neuron_name), None)
+        if held is not None and (model, neuron_name) in self._jobs.evicting:
+            return False  # it has not left yet
         if held is not None:
             ready = [one for one in replicas if one.status is ReplicaStatus.READY]
             is_alone = len(ready) <= assignment_of(entry).max_replicas

@@ -73,9 +73,19 @@ def neuron_models_restored(*, neuron_name: str, model_names: Collection[str]) ->
         wish.save(update_fields=["models_before_drain"])
 
 
+def neuron_models_to_restore_add(*, neuron_name: str, model_names: Collection[str]) -> None:
+    """These leave the neuron for another model, and are loaded there again once they have left."""
+    with transaction.atomic():
+        NeuronWish.objects.get_or_create(neuron_name=neuron_name)
+        wish = NeuronWish.objects.select_for_update().get(neuron_name=neuron_name)
+        known = wish.models_before_drain
+        wish.models_before_drain = [*known, *(one for one in model_names if one not in known)]
+        wish.save(update_fields=["models_before_drain"])
+
+
 def models_to_restore() -> dict[str, tuple[str, ...]]:
-    """By neuron that was drained and resumed: what is still to be loaded there, the last used
-    first."""
+    """By neuron that does not drain: what is still to be loaded there after a drain, the last used
+    first, or after it has left a device for another model."""
     resumed = NeuronWish.objects.filter(drain_wanted_at=None).exclude(models_before_drain=[])
     return {wish.neuron_name: tuple(wish.models_before_drain) for wish in resumed}
 

@@ -19,6 +19,7 @@ from fleet.models import CatalogueModel, LoadJob
 from fleet.placement import Load
 from fleet.placement.devices.moves import moves_for
 from fleet.services.load_jobs import load_job_start
+from fleet.services.neurons import neuron_models_to_restore_add
 from metering.actor import Actor
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,11 @@ def _move_what_leaves(actor: Actor, load: Load, job: LoadJob) -> None:
     try:
         snapshot = live.read_snapshot_sync(live.redis_client())
         for move in moves_for(load, snapshot, selectors.catalogue_by_name()):
+            if move.neuron == load.neuron:  # one neuron has a model once: after it has left
+                neuron_models_to_restore_add(neuron_name=load.neuron, model_names=[move.model])
+                devices = ", ".join(move.devices)
+                _note(job, f"{move.model} makes room and moves to {devices} of {move.neuron}")
+                continue
             moved = load_job_start(
                 actor=actor,
                 model_name=move.model,

@@ -61,9 +61,11 @@ def jobs_known() -> Jobs:
     """Loads and unloads under way, and the failures in a row of each assigned model."""
     loading: set[tuple[str, str]] = set()
     unloading: set[tuple[str, str]] = set()
+    evicting: set[tuple[str, str]] = set()
     for job in selectors.load_jobs_active():
         kind = unloading if job.kind in LEAVING_KINDS else loading
         kind.add((job.model_name, job.neuron.name))
+        evicting |= {(model, job.neuron.name) for model in job.evict}
     num_failures: defaultdict[str, int] = defaultdict(int)
     failed_age_s: dict[str, float] = {}
     now = timezone.now()
@@ -86,6 +88,7 @@ def jobs_known() -> Jobs:
         loading=frozenset(loading),
         unloading=frozenset(unloading),
         to_restore=models_to_restore(),
+        evicting=frozenset(evicting),
         num_failures=dict(num_failures),
         failed_age_s=failed_age_s,
     )

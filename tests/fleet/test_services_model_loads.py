@@ -12,7 +12,8 @@ from fleet import services
 from fleet.errors import ModelRecoveringError, NeuronAwayError, PlacementRefusedError
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import LoadJob, Neuron
-from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
+from fleet.services.reconciling import jobs_known
+from inference.protocol.heartbeat import DeviceInfo, ReplicaState, ReplicaStatus
 from inference.protocol.keys import heartbeat_key
 from inference.protocol.load import LoadFailure
 from metering.actor import COMMAND
@@ -28,8 +29,14 @@ def full(publish, build, sent):
     offer = services.catalogue_model_create
     offer(actor=COMMAND, name="new", source="pypi:new", vram_mb=4096)
 
-    def full(*others: ReplicaState, pinned: bool = False, **changes: Any) -> None:
-        offer(actor=COMMAND, name="old", source="pypi:old", pinned=pinned)
+    def full(
+        *others: ReplicaState,
+        pinned: bool = False,
+        vram_mb: int | None = None,
+        cards: tuple[DeviceInfo, ...] = (),
+        **changes: Any,
+    ) -> None:
+        offer(actor=COMMAND, name="old", source="pypi:old", pinned=pinned, vram_mb=vram_mb)
         old = build.replica(
             model="old",
             devices=["cuda:0"],
@@ -38,7 +45,9 @@ def full(publish, build, sent):
             last_used_unix_s=1_700_000_000.0 - 60,
         )
         card = build.device(kind="cuda", total_memory_bytes=8 * GIB, free_memory_bytes=GIB)
-        services.heartbeat_record(heartbeat=publish(devices=[card], replicas=[old, *others]))
+        services.heartbeat_record(
+            heartbeat=publish(devices=[card, *cards], replicas=[old, *others])
+        )
 
     return full
 
@@ -159,3 +168,17 @@ def test_what_leaves_for_it_moves_to_free_memory_and_both_jobs_say_so(
     assert moved.note == "Moves from beast, where new needs its room"
     assert [options["queue"] for _, _, options in sent.tasks] == ["neuron.beast", "neuron.beauty"]
     assert load().pk == job.pk and LoadJob.objects.count() == 2
+
+
+def test_what_leaves_for_it_moves_to_another_card_of_its_neuron(full, publish, build, sent) -> None:
+    """Its load is the control's, once it has left: a neuron has a model once."""
+    free_bytes = 3500 * 1024**2
+    other = build.device(
+        kind="cuda", index=1, total_memory_bytes=5 * GIB, free_memory_bytes=free_bytes
+    )
+    full(vram_mb=3300, cards=(other,))
+    job = load()
+    assert job.note == "old makes room and moves to cuda:1 of beast"
+    assert jobs_known().to_restore == {"beast": ("old",)}
+    assert jobs_known().evicting == {("old", "beast")}
+    assert LoadJob.objects.count() == 1 == len(sent.tasks)

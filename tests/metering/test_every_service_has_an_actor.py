@@ -70,6 +70,7 @@ WITHOUT_AN_ACTOR = {
     "fleet.services.reconciling.plan_begin": "its jobs name control",
     "fleet.services.reconciling.jobs_known": "reads",
     "fleet.services.neurons.neuron_models_restored": "its load jobs name control",
+    "fleet.services.neurons.neuron_models_to_restore_add": "the load job that it is for says so",
     # Requests, which the ledger tells of.
     "inference.conversations.services.response_save": "a client's request",
     "inference.conversations.services.response_progress": "a client's request goes on",

@@ -1,4 +1,4 @@
-"""Which idle models move to another neuron when they have to leave for a load.
+"""Which idle models move to other devices when they have to leave for a load.
 
     free memory in pieces:  a [ old 10 | free 6 ]   b [ free 12 ]      new needs 14
     the load, and a move:   a [ new 14          ]   b [ old 10 | ]     nothing is lost
@@ -24,7 +24,8 @@ from inference.protocol.heartbeat import ReplicaStatus
 
 
 def moves_for(load: Load, snapshot: FleetSnapshot, catalogue: Catalogue) -> tuple[Load, ...]:
-    """The loads elsewhere of what leaves for ``load``, each seen by the next. None evicts."""
+    """The loads elsewhere of what leaves for ``load``, each seen by the next. None evicts. One on
+    the same neuron, on another device of it, can begin once the model has left."""
     entry, neuron = catalogue.get(load.model), snapshot.neuron(load.neuron)
     if entry is None or neuron is None:
         return ()
@@ -34,8 +35,8 @@ def moves_for(load: Load, snapshot: FleetSnapshot, catalogue: Catalogue) -> tupl
         moved = catalogue.get(model)
         if moved is None or not _is_worth_moving(moved, neuron, expected):
             continue
-        move = _elsewhere(moved, load.neuron, expected, catalogue)
-        if move is not None:
+        move = _elsewhere(moved, expected, catalogue)
+        if move is not None and not _is_where_it_leaves(move, load):
             moves.append(move)
             expected = with_load(expected, move, moved)
     return tuple(moves)
@@ -52,13 +53,16 @@ def _is_worth_moving(moved: CatalogueEntry, neuron: NeuronView, expected: FleetS
     return not is_elsewhere and not may_sleep(replica, neuron)
 
 
-def _elsewhere(
-    moved: CatalogueEntry, leaves: str, expected: FleetSnapshot, catalogue: Catalogue
-) -> Load | None:
+def _is_where_it_leaves(move: Load, load: Load) -> bool:
+    """On a device that ``load`` goes to: what nobody knows the size of would be put there."""
+    return move.neuron == load.neuron and not {*move.devices}.isdisjoint(load.devices)
+
+
+def _elsewhere(moved: CatalogueEntry, expected: FleetSnapshot, catalogue: Catalogue) -> Load | None:
     replicas = expected.replicas_of(moved.name)
     failed = failed_loads(moved, replicas)
     if failed.everywhere is not None:
         return None
-    excluded = {leaves, *failed.neurons, *(replica.neuron for replica in replicas)}
+    excluded = {*failed.neurons, *(replica.neuron for replica in replicas)}
     room = find_room(moved, Ground(expected, catalogue), excluded=excluded, may_evict=False)
     return None if room.spot is None else load_decision(moved, room.spot)

@@ -337,6 +337,18 @@ def test_after_a_drain(to_restore, hosts, expected, restored) -> None:
     assert found.restored == restored
 
 
+def test_what_makes_room_on_its_own_neuron_is_loaded_there_again_once_it_has_left() -> None:
+    offered = catalogue(PLAIN, entry("new", 10))
+    known = {"to_restore": {"a": ("tiny",)}, "loading": frozenset({("new", "a")})}
+    leaves = frozenset({("tiny", "a")})
+    there = plan(offered, fleet(host("a", replica("tiny"))), evicting=leaves, **known)
+    assert there.actions == () and there.restored == {}
+    gone = plan(offered, fleet(host("a", replica("new", LOADING))), evicting=leaves, **known)
+    assert gone.actions == (load("a"),) and gone.restored == {}
+    stayed = plan(offered, fleet(host("a", replica("tiny"))), to_restore={"a": ("tiny",)})
+    assert stayed.actions == () and stayed.restored == {"a": {"tiny"}}
+
+
 @given(st.data())
 def test_ticks_come_to_rest(data: st.DataObject) -> None:
     """Whatever the fleet is like: once what was decided is there, nothing more is decided."""

@@ -49,6 +49,13 @@ TABLE: dict[str, tuple[FleetSnapshot, Any, tuple[Load, ...]]] = {
         entry("old", needs_gib=10, pinned_on=("a",)),
         (),
     ),
+    "another card of its host has room": (
+        fleet(
+            neuron("a", card(free=6, total=16), card(1, free=12, total=16), holds=(replica("old"),))
+        ),
+        OLD,
+        (Load(neuron="a", model="old", devices=("cuda:1",)),),
+    ),
     "nobody has used it for days": (
         pieces(replica("old", last_used_age_s=3e5, status_age_s=3e5)),
         OLD,
@@ -139,7 +146,7 @@ def test_moves_take_free_memory_alone_and_only_what_is_idle_and_unpinned(
     for move in moves:
         moved = before[move.model]
         assert moved.is_idle and not offered[move.model].pinned and not move.evict
-        assert move.neuron != moved.neuron
+        assert (move.neuron, *move.devices) != (moved.neuron, *moved.devices)
         host = expected.neuron(move.neuron)
         assert host is not None
         free = {device_name(one): one.free_memory_bytes for one in host.devices}
