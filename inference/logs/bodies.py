@@ -28,7 +28,7 @@ KNOWN_KEYS = re.compile(
 """Of AWS, GitHub, GitLab, Slack and Google, and JSON web tokens."""
 
 _DIGEST_KEY = secrets.token_bytes(32)
-"""Of this process: what somebody guesses cannot be compared with a digest in its log."""
+"""Drawn at the process's start: a guessed text cannot be compared with a digest in its log."""
 
 
 def masked_body(text: str, redact: Redactor, max_characters: int = MAX_BODY_CHARACTERS) -> str:

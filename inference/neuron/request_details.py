@@ -1,4 +1,4 @@
-"""What the log says of a request at debug level: its rendered prompt, and what was read out of its
+"""What the log has of a request at debug level: its rendered prompt, and what was read out of its
 answer. One line each, by the request's id.
 
     prompt           what the model gets, special tokens written out

@@ -1,4 +1,4 @@
-"""What the log says of a request at debug level, and whose texts are in it."""
+"""What the log has of a request at debug level, and whose texts are in it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def logged(
     caplog.set_level(level, logger="inference.neuron")
     assert starter.admit(submit)
     starter.start(submit)
-    assert events, "it was refused without a word"
+    assert events
     _answer(table, text, text.tokenizer.encode(answer, add_special_tokens=False))
     return [
         record.getMessage()
@@ -156,6 +156,6 @@ def test_a_prompt_that_is_text(caplog: pytest.LogCaptureFixture, text: ModelText
 
 
 @pytest.mark.parametrize("word", ["", " , "])
-def test_bodies_of_nobody_are_refused(word: str) -> None:
+def test_a_list_without_an_account_is_refused(word: str) -> None:
     with pytest.raises(ValueError):
         Accounts().parse(word)

@@ -46,10 +46,10 @@ def test_a_line_for_each_end_and_none_for_tokens(caplog: pytest.LogCaptureFixtur
         stats=STATS,
     )
     logging_ends(sent.append)(outputs)
-    (told,) = sent
-    assert isinstance(told, StepOutputs) and told.stats == STATS
-    assert [told.outputs[0], told.outputs[2]] == [outputs.outputs[0], outputs.outputs[2]]
-    ended = told.outputs[1]
+    (message,) = sent
+    assert isinstance(message, StepOutputs) and message.stats == STATS
+    assert [message.outputs[0], message.outputs[2]] == [outputs.outputs[0], outputs.outputs[2]]
+    ended = message.outputs[1]
     assert isinstance(ended, SequenceStep) and ended.timing is not None
     assert ended.timing.memory_bytes > 1_000_000
     finished, failed = caplog.records
