@@ -18,12 +18,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import hiredis
 import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from inference.gateway.redis.resp import ReplyBuffer, pack
+from inference.gateway.redis.resp import ReplyBuffer
 
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 
@@ -75,7 +76,8 @@ class RedisLink:
         protocol = self._protocol
         if protocol is None or protocol.is_lost:
             protocol = await self._connect()
-        return await protocol.send(pack(arguments))
+        packed = hiredis.pack_command(arguments)  # type: ignore[arg-type]  # its stub takes one word
+        return await protocol.send(packed)
 
     async def aclose(self) -> None:
         if self._protocol is not None:

@@ -1,21 +1,16 @@
-"""Redis' protocol (RESP2, https://redis.io/docs/latest/develop/reference/protocol-spec), pure:
-commands to bytes, and bytes to replies as they come in, cut anywhere."""
+"""Replies of Redis' protocol (RESP2) as they come in, cut anywhere. Pure.
+
+hiredis parses them; the bytes of a reply that is not complete yet are counted here. The protocol is
+at https://redis.io/docs/latest/develop/reference/protocol-spec.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import hiredis
 import redis
-
-
-def pack(arguments: Sequence[bytes | str | int]) -> bytes:
-    parts = [b"*%d\r\n" % len(arguments)]
-    for argument in arguments:
-        data = argument if isinstance(argument, bytes) else str(argument).encode()
-        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    return b"".join(parts)
 
 
 class ReplyBuffer:

@@ -9,7 +9,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.gateway.redis.resp import ReplyBuffer, pack
+from inference.gateway.redis.resp import ReplyBuffer
 
 scalars = st.none() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=40)
 replies = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4), max_leaves=12)
@@ -48,11 +48,6 @@ def test_statuses_errors_and_nothing() -> None:
 def test_what_is_no_reply_is_refused() -> None:
     with pytest.raises(redis.InvalidResponse):
         list(ReplyBuffer().feed(b"HTTP/1.1 400 Bad Request\r\n"))
-
-
-def test_a_command_is_its_arguments_with_their_lengths() -> None:
-    packed = pack(["LPUSH", "key", b"\r\n\xff", 12])
-    assert packed == b"*4\r\n$5\r\nLPUSH\r\n$3\r\nkey\r\n$3\r\n\r\n\xff\r\n$2\r\n12\r\n"
 
 
 def test_a_large_reply_in_small_pieces() -> None:
