@@ -9,12 +9,10 @@ reading them too.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from django.contrib.auth.models import AnonymousUser
 from django.db import Error as DjangoDatabaseError
 from django.db.models import BooleanField
-from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.filters import BaseFilterBackend
 from rest_framework.generics import GenericAPIView
@@ -22,13 +20,15 @@ from rest_framework.mixins import ListModelMixin
 from rest_framework.pagination import LimitOffsetPagination
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.settings import api_settings
 
 from fleet.errors import CatalogueValueError, FleetError, UnknownNeuronError
 from metering.actor import COMMAND, Actor, key_actor, user_actor
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError, ensure_no_nul
 from metering.principal import Scope
+
+if TYPE_CHECKING:
+    from fleet.api.command_calls import CommandCall
 
 MAX_OFFSET = 10**9
 READING = ("GET", "HEAD", "OPTIONS")
@@ -40,15 +40,6 @@ DRY_RUN = "dry_run"
 """The query parameter of every DELETE, and of a POST that removes."""
 COMMAND_CALLER = Caller(principal=None)
 """``manage.py`` on a machine that has the database: whoever can run that may do everything."""
-
-
-class CommandAuthentication(BaseAuthentication):
-    """Only code of ours can put this attribute on a request: it is no header."""
-
-    def authenticate(self, request: Request) -> tuple[Any, Any] | None:
-        if _is_of_command(request):
-            return AnonymousUser(), COMMAND_CALLER
-        return None
 
 
 class Page(LimitOffsetPagination):
@@ -136,10 +127,6 @@ class FleetView(GenericAPIView[Any]):
     write_scope = Scope.FLEET_WRITE
     permission_of = ""
     reads_by_permission = False
-    authentication_classes: Any = (
-        CommandAuthentication,
-        *api_settings.DEFAULT_AUTHENTICATION_CLASSES,
-    )
     pagination_class: Any = Page
     filter_backends: Any = (EqualFilters,)
     filters: dict[str, str] = {}
@@ -153,9 +140,21 @@ class FleetView(GenericAPIView[Any]):
             raise MethodNotAllowed(request.method or "")
         self._ensure_known_parameters(request)
 
+    def answer(self, call: CommandCall, **ids: Any) -> Response:
+        """What the method answers to a command, refusals included. Raises ``django.db.Error``: an
+        operator at this machine may read the reason."""
+        self.request = cast(Request, call)
+        self.args, self.kwargs, self.format_kwarg = (), ids, None
+        try:
+            self._ensure_known_parameters(self.request)
+            answered: Response = getattr(self, call.method.lower())(self.request, **ids)
+        except DjangoDatabaseError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- as REST framework does for requests
+            return self.handle_exception(error)
+        return answered
+
     def handle_exception(self, exc: Exception) -> Response:
-        if isinstance(exc, DjangoDatabaseError) and _is_of_command(self.request):
-            raise exc  # whoever runs a command here may read the reason
         return super().handle_exception(problem_of(exc) if isinstance(exc, FleetError) else exc)
 
     def ensure_may(self, request: Request) -> None:
@@ -212,10 +211,6 @@ class FleetListView(ListModelMixin, FleetView):
 
     def get(self, request: Request) -> Response:
         return self.list(request)
-
-
-def _is_of_command(request: Request) -> bool:
-    return getattr(request._request, "is_of_command", False)
 
 
 def problem_of(error: FleetError) -> ProblemError:

@@ -41,12 +41,6 @@ class AnonymousScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untype
         return []
 
 
-class CommandScheme(AnonymousScheme):  # type: ignore[no-untyped-call]
-    """No way in for clients."""
-
-    target_class = "fleet.api.access.CommandAuthentication"
-
-
 class DocumentView(FleetView):
     """A refusal is no page and no YAML."""
 

@@ -6,7 +6,6 @@ neither                                   ─▶ LocalBackend, with the database
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import urllib.error
@@ -18,10 +17,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from http.client import HTTPException
 from typing import Any, Protocol
 
-from django.core.handlers.wsgi import WSGIRequest
 from django.core.management.base import CommandError
 from django.db import Error as DjangoDatabaseError
-from django.urls import resolve
 
 from helexa_site.exit_codes import ExitCode, exit_code
 from inference.settings.commands import URL
@@ -33,7 +30,6 @@ TIMEOUT_S = 60.0
 NO_ANSWER = (OSError, ValueError, HTTPException)
 """What asking may fail with where there is no server, or another one than was meant."""
 PAGE = 500
-API_URLS = "helexa_site.api_urls"
 OR_A_SERVER = "--url asks a running server instead."
 
 
@@ -77,40 +73,23 @@ class RestBackend:
 
 
 class LocalBackend:
-    """Calls the views in this process. Whoever can run ``manage.py`` here may do everything."""
+    """Calls the API's views in this process. An operator who can run ``manage.py`` here may do
+    everything."""
 
     def understood(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        data = b"" if body is None else json.dumps(body).encode()
-        quoted, _, query = path.partition("?")
-        where = urllib.parse.unquote(quoted)
-        request = WSGIRequest(
-            {
-                "REQUEST_METHOD": method,
-                "PATH_INFO": f"/api/{where}",
-                "QUERY_STRING": query,
-                "SERVER_NAME": "localhost",
-                "SERVER_PORT": "80",
-                "SERVER_PROTOCOL": "HTTP/1.1",
-                "CONTENT_TYPE": "application/json",
-                "CONTENT_LENGTH": str(len(data)),
-                "wsgi.url_scheme": "http",
-                "wsgi.input": io.BytesIO(data),
-            }
-        )
-        request.is_of_command = True  # type: ignore[attr-defined]
-        found = resolve(f"/api/{where}", API_URLS)
+        from fleet.api.command_calls import answer_of  # a server's commands need no views
+
         try:
-            response = found.func(request, *found.args, **found.kwargs).render()
+            status, content = answer_of(method, path, body)
         except DjangoDatabaseError as error:
             reason = f"{database_words(error)} {OR_A_SERVER}"
             raise CommandError(reason, returncode=ExitCode.UNAVAILABLE) from error
-        if response.status_code >= 400:
-            reason = refusal_text(response.status_code, response.content)
-            raise CommandError(reason, returncode=exit_code(response.status_code))
-        return _json(response.content)
+        if status >= 400:
+            raise CommandError(refusal_text(status, content), returncode=exit_code(status))
+        return _json(content)
 
 
 @contextmanager
