@@ -6,7 +6,7 @@ copying for decode steps, which read every weight once, and a large product for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Literal
 
@@ -27,6 +27,7 @@ from inference.models.cuda.setup import accelerate
 from inference.models.cuda.timing import device_ms
 from inference.models.decoder import DecoderModel
 from inference.models.graphed import GraphedDecoder
+from inference.models.grouped_product import GroupedProduct
 from inference.models.layers.linear import LinearFactory
 from inference.models.weights.stored import DenseWeight, GroupedWeight
 from inference.models.weights.weight_source import Embedding, Linear
@@ -68,8 +69,11 @@ class RandomWeights:
         out_features, in_features = weight_shape(self._config, name)
         return self._factory.embedding(self._dense(out_features, in_features))
 
-    def dense(self, name: str) -> torch.Tensor:
-        return self._dense(*weight_shape(self._config, name)).weight
+    def grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
+        def stored(index: int) -> DenseWeight | GroupedWeight:
+            return self.stored_parts(*experts[index])[0]
+
+        return self._factory.grouped(stored, len(experts))[0]
 
     def stored(self, name: str) -> DenseWeight | GroupedWeight:
         return self.stored_parts(name)[0]

@@ -39,6 +39,7 @@ from inference.loading.gguf.vocabulary import check_vocabulary
 from inference.loading.image_processor import with_bounded_pixels
 from inference.loading.kv_choice import foreseen_kv_format
 from inference.loading.preflight import (
+    EXPERT_BYTES_PER_WEIGHT,
     LargestStep,
     MemoryNeed,
     check_fits,
@@ -47,6 +48,7 @@ from inference.loading.preflight import (
 )
 from inference.loading.progress import OnProgress
 from inference.loading.safetensors.model import open_safetensors
+from inference.loading.safetensors.packed_files import FP8 as FP8_CODES
 from inference.loading.sources.files import ModelFiles
 from inference.loading.sources.sources import fetch_files, fetch_tokenizer
 from inference.loading.tokenizers.directory_tokenizer import directory_tokenizer
@@ -54,9 +56,10 @@ from inference.loading.weights.expert_files import by_expert
 from inference.loading.weights.opened_weights import OpenedWeights
 from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization
 from inference.loading.weights.rank_files import RankFiles, rank_shares
-from inference.loading.weights.tensor_files import TensorFiles
+from inference.loading.weights.tensor_files import TensorFiles, has_fp8
 from inference.loading.weights.unquantized import Unquantized, open_unquantized
 from inference.models.config import ModelConfig
+from inference.models.cuda.expert_trial import has_expert_kernel
 from inference.models.families.registry import family_of
 from inference.models.layers.linear import LinearFactory
 from inference.models.native.build import find_compiler
@@ -66,6 +69,8 @@ from inference.models.weights.weight_source import WeightSource
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
 
 PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
+EXPERTS = ".mlp.experts."
+"""In the names of experts' weights and biases."""
 COPY_MARGIN = 2
 """Copies that only make prompts faster are kept where they leave this many times their own size."""
 
@@ -235,11 +240,13 @@ def _memory_need(
     dtype = choose_dtype(spec, device)
     is_native = _is_native(spec, device)
     num_ranks, kv_memory_bytes = spec.tensor_parallel, spec.kv_memory_bytes
+    packed_experts = _packed_experts(spec, described, device)
     return memory_need(
         rank_config(described.config, share[0]) if share else described.config,
         [
             (_kept_format(described, name, device), math.prod(files.shape_of(name)))
             for name in files.names
+            if name not in packed_experts
         ],
         dtype.itemsize,
         largest_step=LargestStep(
@@ -250,16 +257,33 @@ def _memory_need(
         is_native=is_native,
         kv_format=foreseen_kv_format(spec, device, is_native),
         kv_memory_bytes=None if kv_memory_bytes is None else kv_memory_bytes // num_ranks,
+        packed_experts=[
+            (format, math.prod(files.shape_of(name))) for name, format in packed_experts.items()
+        ],
     )
 
 
 def _kept_format(described: _Described, name: str, device: torch.device) -> str:
-    """A card multiplies all experts of a layer as one dense tensor; transformers' own modules take
-    no others."""
-    is_unpacked = device.type != "cpu" and ".mlp.experts." in name
-    if is_unpacked or family_of(described.config).is_foreign:
+    """Transformers' own modules take dense weights alone, and so does a card of experts whose
+    formats it does not keep."""
+    is_expert = device.type != "cpu" and EXPERTS in name
+    if is_expert or family_of(described.config).is_foreign:
         return "dense"
     return described.files.format_of(name)
+
+
+def _packed_experts(spec: LoadSpec, described: _Described, device: torch.device) -> dict[str, str]:
+    """The formats of experts that stay packed on a card, by name."""
+    files = described.files
+    is_packed = spec.dtype != "float32" and not family_of(described.config).is_foreign
+    if not is_packed or not has_expert_kernel(device):
+        return {}
+    formats = {name: files.format_of(name) for name in files.names if EXPERTS in name}
+    return {
+        name: format
+        for name, format in formats.items()
+        if format in EXPERT_BYTES_PER_WEIGHT and (format != FP8_CODES or has_fp8(files, name))
+    }
 
 
 def _is_native(spec: LoadSpec, device: torch.device) -> bool:

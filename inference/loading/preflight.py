@@ -41,6 +41,28 @@ NATIVE_BYTES_PER_WEIGHT = {
     "Q6_K": 0.8203125,
 }
 """As the native decoder packs them: ``inference/models/native/formats.h``."""
+EXPERT_BYTES_PER_WEIGHT = {
+    "Q4_0": 0.625,
+    "Q4_1": 0.625,
+    "Q5_0": 0.8125,
+    "Q5_1": 0.875,
+    "Q8_0": 1.0625,
+    "INT4": 0.625,
+    "INT8": 1.0625,
+    "q4": 0.625,
+    "q5": 0.8125,
+    "q6": 0.8125,
+    "q8": 1.0625,
+    "MXFP4": 0.5625,
+    "Q2_K": 0.75,
+    "Q3_K": 0.625,
+    "Q4_K": 0.625,
+    "Q5_K": 0.875,
+    "Q6_K": 0.875,
+    "F8_E4M3": 1.0625,
+}
+"""As a card keeps experts: ``inference/models/cuda/{packed,experts}.py``. Of fp8: with scales of
+blocks."""
 COPY_BYTES = 2
 """What the bfloat16 copy takes of each weight that prompt rows are multiplied with."""
 LOGIT_BYTES = 4
@@ -89,10 +111,14 @@ def memory_need(
     correction_bytes: int = 0,
     is_native: bool = False,
     kv_memory_bytes: int | None = None,
+    packed_experts: Iterable[tuple[str, int]] = (),
 ) -> MemoryNeed:
     """``tensors``: format and number of elements of each. ``is_native``: the native decoder will
-    pack them, every quantised format."""
-    weight_bytes = 0.0
+    pack them, every quantised format. ``packed_experts``: like ``tensors``, in formats that
+    a card keeps experts in."""
+    weight_bytes = sum(
+        EXPERT_BYTES_PER_WEIGHT[format] * number for format, number in packed_experts
+    )
     num_quantized = 0
     for format, num_elements in tensors:
         native_bytes = NATIVE_BYTES_PER_WEIGHT.get(format) if is_native else None

@@ -6,8 +6,9 @@
     X.weight as int8, X.weight_scale                X.weight, INT8              compressed-tensors
     X.weight as fp8, X.weight_scale_inv or _scale   X.weight, dense bfloat16
 
-Codes of 4 and 8 bits stay what they are. Of fp8 there is no kernel that takes a scale for each
-block: such weights are multiplied out, and may be quantised on their way in as dense ones are.
+Codes of 4 and 8 bits stay what they are. Of fp8 only the kernel for experts takes a scale for each
+block: other weights of fp8 are multiplied out, and may be quantised on their way in as dense ones
+are.
 Scales of activations and of keys and values are not used: those stay in the model's own dtype.
 """
 
@@ -21,7 +22,13 @@ from inference.loading.safetensors import packed_matrices as matrices
 from inference.loading.safetensors.packed_shapes import check_packed, check_scaled, check_words
 from inference.loading.safetensors.tensors import DTYPE_BYTES, SafetensorsFiles
 from inference.models.families.quantization import Quantization
-from inference.models.weights.stored import DenseWeight, StoredWeight, with_tensors
+from inference.models.weights.stored import (
+    GROUP_FEATURES,
+    DenseWeight,
+    Fp8Weight,
+    StoredWeight,
+    with_tensors,
+)
 from inference.protocol.load_errors import BadFileError, MissingTensorError
 
 CODES = (".qweight", ".weight_packed")
@@ -108,6 +115,23 @@ class PackedFiles:
         weight, scales = (self._files.part(key, index) for key in (name, self._scaled[name]))
         found = self._of_scales(weight, scales)
         return with_tensors(found, lambda tensor: tensor[begin : begin + last - first])
+
+    def has_fp8(self, name: str) -> bool:
+        """Whether its scales are of blocks whose inputs are whole groups of ours."""
+        scale = self._scaled.get(name)
+        if scale is None or self._files.format_of(name) != FP8:
+            return False
+        shape, scales = self._files.shape_of(name), self._files.shape_of(scale)
+        rows, columns = self._quantization.block
+        blocks = -(-shape[0] // rows), -(-shape[-1] // columns)
+        return len(shape) == 2 and scales == blocks and columns % GROUP_FEATURES == 0
+
+    def fp8(self, name: str) -> Fp8Weight:
+        return Fp8Weight(
+            codes=self._files.dense(name),
+            scales=self._files.dense(self._scaled[name]),
+            block_shape=self._quantization.block,
+        )
 
     def _of_scales(self, weight: torch.Tensor, scales: torch.Tensor) -> StoredWeight:
         if weight.dtype == torch.int8:

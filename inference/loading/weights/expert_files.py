@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.loading.weights.tensor_files import TensorFiles
-from inference.models.weights.stored import DenseWeight, StoredWeight
+from inference.loading.weights.tensor_files import TensorFiles, fp8_weight, has_fp8
+from inference.models.weights.stored import Fp8Weight, StoredWeight, written_out
 from inference.protocol.load_errors import BadFileError, MissingTensorError, shape_in_words
 
 MIXTRAL_BLOCK = ".block_sparse_moe."
@@ -67,7 +67,7 @@ class ExpertFiles:
         if part.last is None:
             return self._files.dense(part.name)
         stored = self._files.stored_rows(part.name, part.first, part.last)
-        dense = stored.weight if isinstance(stored, DenseWeight) else stored.dequantize()
+        dense = written_out(stored)
         return dense.view(-1) if part.is_bias else dense
 
     def stored(self, name: str) -> StoredWeight:
@@ -79,6 +79,16 @@ class ExpertFiles:
     def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
         part = self._find(name)
         return self._files.stored_rows(part.name, part.first + first, part.first + last)
+
+    def has_fp8(self, name: str) -> bool:
+        """A matrix of a stack is multiplied out."""
+        part = self._find(name)
+        return part.last is None and has_fp8(self._files, part.name)
+
+    def fp8(self, name: str) -> Fp8Weight:
+        found = fp8_weight(self._files, self._find(name).name)
+        assert found is not None, "has_fp8 answers first"
+        return found
 
     def format_of(self, name: str) -> str:
         return self._files.format_of(self._find(name).name)

@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import torch
 
-from inference.loading.weights.tensor_files import TensorFiles
+from inference.loading.weights.tensor_files import TensorFiles, fp8_weight, has_fp8
 from inference.models.config import ModelConfig
 from inference.models.families.family import Family
 from inference.models.families.predictor import PREDICTOR
 from inference.models.families.tower import TOWER
-from inference.models.weights.stored import StoredWeight
+from inference.models.weights.stored import Fp8Weight, StoredWeight
 from inference.protocol.load_errors import MissingTensorError
 
 
@@ -57,6 +57,14 @@ class NamedFiles:
 
     def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
         return self._files.stored_rows(self._find(name), first, last)
+
+    def has_fp8(self, name: str) -> bool:
+        return has_fp8(self._files, self._find(name))
+
+    def fp8(self, name: str) -> Fp8Weight:
+        found = fp8_weight(self._files, self._find(name))
+        assert found is not None, "has_fp8 answers first"
+        return found
 
     def format_of(self, name: str) -> str:
         return self._files.format_of(self._find(name))

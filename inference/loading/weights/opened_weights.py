@@ -11,10 +11,18 @@ import torch
 
 from inference.loading.progress import OnProgress
 from inference.loading.weights.quantized_files import DENSE_FORMATS
-from inference.loading.weights.tensor_files import TensorFiles
+from inference.loading.weights.tensor_files import TensorFiles, fp8_weight
 from inference.models.families.predictor import PREDICTOR_HEAD
+from inference.models.grouped_product import GroupedProduct, StackedProduct
 from inference.models.layers.linear import LinearFactory, StackedLinear
-from inference.models.weights.stored import DenseWeight, StoredWeight, stack
+from inference.models.weights.stored import (
+    DenseWeight,
+    ExpertWeight,
+    Fp8Weight,
+    StoredWeight,
+    stack,
+    stack_fp8,
+)
 from inference.models.weights.weight_source import Embedding, Linear
 from inference.protocol.load import LoadProgress, LoadStage
 
@@ -55,14 +63,27 @@ class OpenedWeights:
         parts = [self._pack(run_names, stored) for run_names, stored in runs]
         return parts[0] if len(parts) == 1 else StackedLinear(parts)
 
-    def dense(self, name: str) -> torch.Tensor:
-        stored = self._stored(name)
-        is_dense = isinstance(stored, DenseWeight)
-        self._record(
-            [name], "dense" if is_dense else "dequantised: its kernel is for dense weights"
-        )
-        weight = stored.weight if isinstance(stored, DenseWeight) else stored.dequantize()
-        return weight.to(self.device, self.activation_dtype)
+    def grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
+        """Weights of different formats keep each its own kernel, side by side."""
+        first = [self._of_expert(name) for name in experts[0]]
+        ends = [i for i, one in enumerate(first, 1) if _layout(one) != _layout_at(first, i)]
+        parts = []
+        for begin, end in zip([0, *ends[:-1]], ends, strict=True):
+            parts.append(self._grouped([names[begin:end] for names in experts]))
+        return parts[0] if len(parts) == 1 else StackedProduct(parts)
+
+    def _grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
+        def stored(index: int) -> ExpertWeight:
+            return _stack_experts([self._of_expert(name) for name in experts[index]])
+
+        product, outcome = self._factory.grouped(stored, len(experts))
+        names = [name for expert in experts for name in expert]
+        self._record(names, outcome, getattr(product, "num_bytes", 0) // len(names))
+        return product
+
+    def _of_expert(self, name: str) -> ExpertWeight:
+        self._note(f"{name}.weight")
+        return fp8_weight(self._files, f"{name}.weight") or self._files.stored(f"{name}.weight")
 
     def stored(self, name: str) -> StoredWeight:
         return self.stored_parts(name)[0]
@@ -157,11 +178,22 @@ def _megabytes(num_bytes: int) -> str:
     return f" ({num_bytes / 1e6:.1f} MB)" if num_bytes else ""
 
 
-def _layout(stored: StoredWeight) -> tuple[type, int, bool]:
+def _layout(stored: ExpertWeight) -> tuple[type, int, bool]:
     """What must agree for weights to be stacked."""
-    if isinstance(stored, DenseWeight):
-        return DenseWeight, 0, False
+    if isinstance(stored, DenseWeight | Fp8Weight):
+        return type(stored), 0, False
     return type(stored), stored.bits, stored.minimums is not None
+
+
+def _layout_at(weights: Sequence[ExpertWeight], index: int) -> tuple[type, int, bool] | None:
+    return _layout(weights[index]) if index < len(weights) else None
+
+
+def _stack_experts(weights: Sequence[ExpertWeight]) -> ExpertWeight:
+    """Fp8's blocks do not cross from one weight into the next: each keeps its scales."""
+    if not isinstance(weights[0], Fp8Weight):
+        return _stack([weight for weight in weights if not isinstance(weight, Fp8Weight)])
+    return stack_fp8([weight for weight in weights if isinstance(weight, Fp8Weight)])
 
 
 def _stack(weights: Sequence[StoredWeight]) -> StoredWeight:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
-from inference.models.weights.stored import StoredWeight
+from inference.models.weights.stored import Fp8Weight, StoredWeight
 
 
 class TensorFiles(Protocol):
@@ -41,3 +41,22 @@ class TensorFiles(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Fp8Files(Protocol):
+    """Files that may hold fp8 with scales of blocks, which ``stored`` multiplies out."""
+
+    def has_fp8(self, name: str) -> bool: ...
+
+    def fp8(self, name: str) -> Fp8Weight:
+        """Of a name that has it."""
+        ...
+
+
+def has_fp8(files: TensorFiles, name: str) -> bool:
+    return isinstance(files, Fp8Files) and files.has_fp8(name)
+
+
+def fp8_weight(files: TensorFiles, name: str) -> Fp8Weight | None:
+    return files.fp8(name) if isinstance(files, Fp8Files) and files.has_fp8(name) else None

@@ -41,9 +41,70 @@ class Tile:
 
 TILES = {8: Tile(16, 4), 16: Tile(32, 2), 32: Tile(32, 2)}
 """By rows."""
-LARGEST_EXPONENT = 15
-"""Of a row's scales and minimums in its own units: they are below 2**15."""
+LARGEST_EXPONENT = 7
+"""Of a row's scales and minimums in its own units: they are below 2**7, and times any code float16
+still holds them, as activations may be."""
 UNPACKED_OUTPUTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight as the kernels take it."""
+
+    words: torch.Tensor
+    high_words: torch.Tensor | None
+    scales: torch.Tensor | None
+    row_scales: torch.Tensor | None
+    layout: dict[str, Any]
+    """The kernels' arguments that follow from the format and the width."""
+    parts: int
+
+    @property
+    def tile_words(self) -> int:
+        return int(self.layout["group_features"]) // 2
+
+
+def pack(weight: PackedWeight, device: torch.device) -> Packed:
+    codes, zero = unsigned_codes(weight, device)
+    scales, minimums = group_scales(weight, device)
+    return pack_codes(codes, zero, code_bits(weight), scales, minimums, is_float=False)
+
+
+def code_bits(weight: PackedWeight) -> int:
+    """What the kernels have for each code."""
+    return 8 if weight.bits == 8 else 6 if weight.bits > 4 else 4
+
+
+def pack_codes(
+    codes: torch.Tensor,
+    zero: int,
+    bits: int,
+    scales: torch.Tensor,
+    minimums: torch.Tensor | None,
+    *,
+    is_float: bool,
+) -> Packed:
+    """``codes`` (out, in) uint8; ``scales`` and ``minimums`` (out, groups) float32. ``is_float``:
+    whether codes are floats of their own, e2m1 of 4 bits or e4m3 of 8."""
+    in_features = codes.shape[1]
+    group_features = in_features // scales.shape[1]
+    step = step_features(bits, group_features)
+    parts = min(PARTS, key=lambda parts: padded(in_features, parts * step))
+    padded_features = padded(in_features, parts * step)
+    codes = pad(codes, (0, padded_features - in_features))
+    high_words = pack_high_words(codes, group_features) if bits == 6 else None
+    packed_scales, row_scales = pack_scales(scales, minimums, padded_features // group_features)
+    layout = {
+        "in_features": in_features,
+        "padded_features": padded_features,
+        "bits": bits,
+        "zero": zero,
+        "group_features": group_features,
+        "has_minimums": minimums is not None,
+        "is_float": is_float,
+    }
+    words = pack_words(codes, bits, group_features)
+    return Packed(words, high_words, packed_scales, row_scales, layout, parts)
 
 
 class PackedLinear:
@@ -61,52 +122,32 @@ class PackedLinear:
     ) -> None:
         """``prefill_copy``: the weight written out is kept."""
         self.out_features, self.in_features = weight.shape
-        codes, zero = unsigned_codes(weight, device)
-        scales, minimums = group_scales(weight, device)
-        bits = 8 if weight.bits == 8 else 6 if weight.bits > 4 else 4
-        group_features = self.in_features // scales.shape[1]
-        step = step_features(bits, group_features)
-        self._parts = min(PARTS, key=lambda parts: padded(self.in_features, parts * step))
-        padded_features = padded(self.in_features, self._parts * step)
-        codes = pad(codes, (0, padded_features - self.in_features))
-        self._words = pack_words(codes, bits, group_features)
-        self._high_words = pack_high_words(codes, group_features) if bits == 6 else None
-        num_groups = padded_features // group_features
-        self._scales, self._row_scales = pack_scales(scales, minimums, num_groups)
+        self.packed = pack(weight, device)
         self.bias = None if weight.bias is None else weight.bias.to(device, dtype)
-        self._tile_words = group_features // 2
-        self._layout: dict[str, Any] = {
-            "in_features": self.in_features,
-            "padded_features": padded_features,
-            "bits": bits,
-            "zero": zero,
-            "group_features": group_features,
-            "has_minimums": minimums is not None,
-        }
         self._prefill_weight = self.unpacked(dtype) if prefill_copy else None
 
     def decode(self, x: torch.Tensor) -> torch.Tensor:
-        product = x.new_empty(len(x), self.out_features)
+        packed, product = self.packed, x.new_empty(len(x), self.out_features)
         tile_rows = next((rows for rows in TILES if rows >= len(x)), max(TILES))
         tile = TILES[tile_rows]
         grid = triton.cdiv(self.out_features, tile.outputs), triton.cdiv(len(x), tile_rows)
         packed_matmul_kernel[grid](
             x.contiguous(),
-            self._words,
-            self._high_words,
-            self._scales,
-            self._row_scales,
+            packed.words,
+            packed.high_words,
+            packed.scales,
+            packed.row_scales,
             product,
             len(x),
             self.out_features,
-            **self._layout,
-            parts=self._parts,
+            **packed.layout,
+            parts=packed.parts,
             tile_outputs=tile.outputs,
             tile_rows=tile_rows,
             stages=tile.stages,
             # Triton's interpreter cannot multiply bfloat16.
             is_exact=x.dtype == torch.float32 or x.device.type == "cpu",
-            num_warps=self._parts,
+            num_warps=packed.parts,
         )
         return product if self.bias is None else product + self.bias
 
@@ -118,17 +159,18 @@ class PackedLinear:
 
     def unpacked(self, dtype: torch.dtype) -> torch.Tensor:
         """(out_features, in_features)."""
-        weight = self._words.new_empty((self.out_features, self.in_features), dtype=dtype)
-        num_tiles = self._words.shape[1] // self._tile_words
+        packed = self.packed
+        weight = packed.words.new_empty((self.out_features, self.in_features), dtype=dtype)
+        num_tiles = packed.words.shape[1] // packed.tile_words
         grid = triton.cdiv(self.out_features, UNPACKED_OUTPUTS), num_tiles
         unpack_kernel[grid](
-            self._words,
-            self._high_words,
-            self._scales,
-            self._row_scales,
+            packed.words,
+            packed.high_words,
+            packed.scales,
+            packed.row_scales,
             weight,
             self.out_features,
-            **self._layout,
+            **packed.layout,
             tile_outputs=UNPACKED_OUTPUTS,
         )
         return weight

@@ -29,7 +29,8 @@ compressed-tensors of 4 and 8 bits, and fp8 with scales of blocks, rows or all
 (`tests/inference/loading/safetensors/test_packed_files.py`). Codes of 4 and 8 bits are kept as they
 are, scales and zero points in float16 where a kernel wants that; GPTQ ordered by activation becomes
 bfloat16, and so does fp8, which `q4` to `q8` and `fp8` then quantise as any dense weight. MXFP4
-(gpt-oss) is kept exactly, in 8 bits. bitsandbytes, NVFP4 and others are refused by name.
+(gpt-oss) is kept exactly, in 8 bits. On a card experts stay what they are, MXFP4 in 4 bits and fp8
+with scales of blocks in 8. bitsandbytes, NVFP4 and others are refused by name.
 
 Checkpoints that nest a text model beside towers (`mistral3`, `gemma3`, `gemma4`) are read as that
 text model (`tests/inference/models/families/test_nested.py`).

@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch.nn.functional import linear, relu
 
+from inference.models.grouped_product import GroupedProduct
 from inference.models.layers.experts_config import ExpertsConfig
 from inference.models.layers.pointwise import Pointwise
 from inference.models.step import Step
@@ -194,29 +195,28 @@ class LoopedExperts:
 
 
 class GroupedExperts:
-    """All at once by torch's grouped product, dense: for CUDA. Nothing waits for the device, and
-    shapes follow from the number of rows alone, so a step can be captured."""
+    """All at once: for CUDA. Shapes follow from the number of rows alone, so that a step can be
+    captured where neither product waits for the device."""
 
     is_phaseless = True
 
     def __init__(
         self,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: GroupedProduct,
+        down: GroupedProduct,
         gate: Gate,
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
-        """``gate_up`` (num_experts, 2 * intermediate_size, hidden); ``down`` (num_experts, hidden,
-        intermediate_size). ``biases``: of both, (num_experts, out_features)."""
+        """``gate_up``: from hidden_size to 2 * intermediate_size; ``down``: back. ``biases``: of
+        both, (num_experts, out_features)."""
         self._gate_up = gate_up
         self._down = down
         self._gate = gate
         self._biases = biases
 
     def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
-        sorted_rows = SortedRows.of(routes, self._gate_up.shape[0])
-        entries = x.index_select(0, sorted_rows.rows).to(self._gate_up.dtype)
-        outputs = self._outputs(entries, sorted_rows)
+        sorted_rows = SortedRows.of(routes, self._gate_up.num_experts)
+        outputs = self._outputs(x, sorted_rows)
         # In float32, and each row's in the order of its experts: adding in place would take
         # whichever comes first.
         num_rows, per_row = routes.experts.shape
@@ -225,22 +225,16 @@ class GroupedExperts:
 
     prefill = decode
 
-    def _outputs(self, entries: torch.Tensor, sorted_rows: SortedRows) -> torch.Tensor:
+    def _outputs(self, x: torch.Tensor, sorted_rows: SortedRows) -> torch.Tensor:
         """What each entry's expert gives, weighted."""
         ends, weights = sorted_rows.ends, sorted_rows.weights
+        inner = self._gate_up(x, ends, sorted_rows.rows)
         if self._biases is None:
-            inner = self._gate(_grouped(entries, self._gate_up, ends))
-            return _grouped(_weighted(inner, weights), self._down, ends)
-        entry = torch.arange(len(entries), device=ends.device, dtype=ends.dtype)
+            return self._down(_weighted(self._gate(inner), weights), ends)
+        entry = torch.arange(len(inner), device=ends.device, dtype=ends.dtype)
         experts = torch.searchsorted(ends, entry, right=True)
         of_inner, of_output = (bias.index_select(0, experts) for bias in self._biases)
-        inner = self._gate(_grouped(entries, self._gate_up, ends) + of_inner)
-        return _weighted(_grouped(inner, self._down, ends) + of_output, weights)
-
-
-def _grouped(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    product: torch.Tensor = torch._grouped_mm(x, weights.transpose(-2, -1), offs=ends)
-    return product
+        return _weighted(self._down(self._gate(inner + of_inner), ends) + of_output, weights)
 
 
 @dataclass(frozen=True)

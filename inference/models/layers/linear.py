@@ -8,6 +8,7 @@
     all other packed   as dense
     dense              dense_matmul               dense_matmul
     dense, fp8 wanted  fp8_matmul                 fp8_matmul; an output head as dense
+    experts, on CUDA   a Triton kernel for all experts of a layer, packed as they are stored
 
 A copy is made of what torch's kernels take, where the hardware multiplies bfloat16 and the memory
 is there.
@@ -18,12 +19,14 @@ decoder layer can take them as inputs. Knows no files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn.functional import embedding
 
+from inference.models.cuda.expert_trial import ExpertTrials, has_expert_kernel
 from inference.models.cuda.packed_trial import PackedTrials
+from inference.models.grouped_product import GroupedProduct, dense_product
 from inference.models.layers.kernels import (
     as_grouped,
     dense_matmul,
@@ -39,10 +42,12 @@ from inference.models.layers.kernels import (
 )
 from inference.models.weights.stored import (
     DenseWeight,
+    ExpertWeight,
     GroupedWeight,
     PackedWeight,
     StoredWeight,
     with_tensors,
+    written_out,
 )
 from inference.models.weights.weight_source import Linear
 
@@ -149,6 +154,7 @@ class LinearFactory:
         self._prefill_copies = prefill_copies and has_fast_bfloat16(device)
         may_pack = device.type == "cuda" and not exact
         self._packed_trials = PackedTrials(device, dtype) if may_pack else None
+        self._expert_trials = ExpertTrials(device, dtype) if has_expert_kernel(device) else None
         self.copied_bytes = 0
         """What the bfloat16 copies made so far take."""
 
@@ -180,6 +186,27 @@ class LinearFactory:
         assert grouped is not None
         linear = QuantizedLinear(grouped, self.device, self.dtype, prefill_copy=copies)
         return linear, f"{linear.bits}-bit kernel{phases}"
+
+    def grouped(
+        self, stored: Callable[[int], ExpertWeight], num_experts: int
+    ) -> tuple[GroupedProduct, str]:
+        """One projection of all experts of a layer, and what it runs on. ``stored``: an expert's
+        weight by its number, without a bias; all are stored alike. Experts go to the device one
+        after the other."""
+        if self._exact:
+            packed = stored
+
+            def stored(index: int) -> ExpertWeight:
+                return DenseWeight(weight=written_out(packed(index)))
+
+        if self._expert_trials is None:
+            reason: str | None = "no kernel for experts is built for this device"
+        else:
+            reason = self._expert_trials.reason_against(stored(0))
+            if reason is None:
+                return self._expert_trials.product(stored, num_experts)
+        product = dense_product(stored, num_experts, self.device, self.dtype)
+        return product, f"dense in torch's grouped product: {reason}"
 
     def embedding(self, stored: StoredWeight) -> DenseEmbedding | QuantizedEmbedding:
         if isinstance(stored, DenseWeight):

@@ -39,7 +39,7 @@ class HeldGroupedExperts(GroupedExperts):
     """Entries beyond the last expert are in no group: what stands in their rows is anything.
     ``biases`` have a row more than there are experts."""
 
-    def _outputs(self, entries: torch.Tensor, sorted_rows: SortedRows) -> torch.Tensor:
-        outputs = super()._outputs(entries, sorted_rows)
-        entry = torch.arange(len(entries), device=outputs.device)
+    def _outputs(self, x: torch.Tensor, sorted_rows: SortedRows) -> torch.Tensor:
+        outputs = super()._outputs(x, sorted_rows)
+        entry = torch.arange(len(outputs), device=outputs.device)
         return outputs.masked_fill((entry >= sorted_rows.ends[-1]).unsqueeze(1), 0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.nn.functional import embedding, linear
 
+from inference.models.grouped_product import DenseProduct
 from inference.models.weights.stored import DenseWeight
 
 
@@ -53,8 +54,9 @@ class DenseWeights:
         (stored,) = self.stored_parts(*names)
         return DenseLinear(stored.weight, stored.bias)
 
-    def dense(self, name: str) -> torch.Tensor:
-        return self.tensor(f"{name}.weight")
+    def grouped(self, experts: Sequence[Sequence[str]]) -> DenseProduct:
+        weights = [self.stored_parts(*names)[0] for names in experts]
+        return DenseProduct(torch.stack([weight.weight for weight in weights]))
 
     def stored(self, name: str) -> DenseWeight:
         return self.stored_parts(name)[0]

@@ -46,7 +46,7 @@ def load_mixture(config: ExpertsConfig, weights: WeightSource, prefix: str) -> S
         prefixes = expert_prefixes(config, prefix)
         experts = LoopedExperts([_expert(config, weights, name, *names) for name in prefixes])
     else:
-        experts = _load_grouped(config, weights, prefix)
+        experts = load_grouped(config, weights, prefix)
     router_bias = weights.tensor(f"{prefix}.gate.bias") if config.has_bias else None
     router = weights.tensor(f"{prefix}.gate.weight")
     if config.held is not None:
@@ -72,24 +72,18 @@ def _expert(
     return GatedExpert(gate_up, down, gate, has_bias=config.has_bias)
 
 
-def _load_grouped(config: ExpertsConfig, weights: WeightSource, prefix: str) -> GroupedExperts:
-    """Expert by expert onto the device, so that no second copy of all of them is made."""
-    gate_ups, downs = None, None
-    for index, name in enumerate(expert_prefixes(config, prefix)):
-        gate_up = torch.cat([weights.dense(f"{name}.{part}") for part in config.gate_up])
-        down = weights.dense(f"{name}.down_proj")
-        if gate_ups is None or downs is None:
-            gate_ups = gate_up.new_empty((len(config.held_experts), *gate_up.shape))
-            downs = down.new_empty((len(config.held_experts), *down.shape))
-        gate_ups[index], downs[index] = gate_up, down
-    assert gate_ups is not None and downs is not None
+def load_grouped(config: ExpertsConfig, weights: WeightSource, prefix: str) -> GroupedExperts:
+    """All experts of a layer side by side, as a card multiplies them."""
+    prefixes = list(expert_prefixes(config, prefix))
+    gate_up = weights.grouped([[f"{own}.{part}" for part in config.gate_up] for own in prefixes])
+    down = weights.grouped([[f"{own}.down_proj"] for own in prefixes])
     gate = gate_of(config, TorchPointwise())
     biases = _load_biases(config, weights, prefix) if config.has_bias else None
     if config.held is None:
-        return GroupedExperts(gate_ups, downs, gate, biases)
+        return GroupedExperts(gate_up, down, gate, biases)
     if biases is not None:
         biases = pad(biases[0], (0, 0, 0, 1)), pad(biases[1], (0, 0, 0, 1))
-    return HeldGroupedExperts(gate_ups, downs, gate, biases)
+    return HeldGroupedExperts(gate_up, down, gate, biases)
 
 
 def _load_biases(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from inference.models.grouped_product import GroupedProduct
 from inference.models.weights.stored import StoredWeight
 from inference.models.weights.weight_source import Embedding, Linear, WeightSource
 
@@ -28,8 +29,8 @@ class ForwardedWeights:
     def embedding(self, name: str) -> Embedding:
         return self._weights.embedding(name)
 
-    def dense(self, name: str) -> torch.Tensor:
-        return self._weights.dense(name)
+    def grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
+        return self._weights.grouped(experts)
 
     def stored(self, name: str) -> StoredWeight:
         return self._weights.stored(name)

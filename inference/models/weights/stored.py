@@ -126,8 +126,49 @@ class SuperBlockWeight:
         return scales, _scaled(self.minimums, self.super_minimums)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Weight:
+    """w = scale * code, one float32 scale for a block of ``block_shape`` outputs and inputs.
+
+    ``codes`` float8_e4m3fn (out_features, in_features); ``scales`` (blocks of outputs, blocks of
+    inputs), the last of which may be a part of one.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    block_shape: tuple[int, int]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.codes.shape[1]
+
+    def row_scales(self) -> torch.Tensor:
+        """Float32 (out_features, blocks of inputs)."""
+        rows = self.scales.float().repeat_interleave(self.block_shape[0], dim=0)
+        return rows[: self.shape[0]]
+
+    def group_scales(self, group_features: int) -> torch.Tensor:
+        """Float32 (out_features, groups): a group's features are of one block."""
+        inputs, columns = self.shape[1], self.block_shape[1]
+        assert columns % group_features == 0 or columns >= inputs
+        times = -(-columns // group_features)
+        return self.row_scales().repeat_interleave(times, dim=1)[:, : -(-inputs // group_features)]
+
+    def dequantize(self) -> torch.Tensor:
+        """float32 (out_features, in_features)."""
+        return self.codes.float() * self.group_scales(1)
+
+
 PackedWeight = GroupedWeight | SuperBlockWeight
 StoredWeight = DenseWeight | PackedWeight
+ExpertWeight = StoredWeight | Fp8Weight
+"""What an expert's projection may be held as; other products take fp8 multiplied out."""
+
+
+def written_out(weight: ExpertWeight) -> torch.Tensor:
+    """(out_features, in_features), dense weights in their own dtype and all others in float32."""
+    return weight.weight if isinstance(weight, DenseWeight) else weight.dequantize()
+
 
 AnyStored = TypeVar("AnyStored", bound=StoredWeight)
 
@@ -145,6 +186,19 @@ def stack(weights: Sequence[AnyStored]) -> AnyStored:
     parts = [_tensors(weight) for weight in weights]
     tensors: dict[str, Any] = {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
     return replace(weights[0], **tensors)
+
+
+def stack_fp8(weights: Sequence[Fp8Weight]) -> Fp8Weight:
+    """Along out_features. A scale is then of one output's block of inputs: blocks of outputs need
+    not end where a weight does."""
+    if len(weights) == 1:
+        return weights[0]
+    columns = weights[0].block_shape[1]
+    return Fp8Weight(
+        codes=torch.cat([weight.codes for weight in weights]),
+        scales=torch.cat([weight.row_scales() for weight in weights]),
+        block_shape=(1, columns),
+    )
 
 
 def _tensors(stored: StoredWeight) -> dict[str, torch.Tensor]:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from inference.models.grouped_product import GroupedProduct
 from inference.models.weights.stored import StoredWeight
 
 
@@ -72,9 +73,9 @@ class WeightSource(Protocol):
 
     def embedding(self, name: str) -> Embedding: ...
 
-    def dense(self, name: str) -> torch.Tensor:
-        """The named weight, without its bias, in the activation dtype on the device, whatever its
-        file holds: for kernels that take several weights as one tensor."""
+    def grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
+        """One projection of all experts of a layer: of each, the named weights stacked along
+        out_features, without biases. Experts have as many names, of weights that are alike."""
         ...
 
     def stored(self, name: str) -> StoredWeight:

@@ -40,10 +40,10 @@ def opened(source: Path, folder: Path, rank: int = 0, **changes: Any) -> OpenedM
 def test_each_rank_reads_its_rows_and_columns(tiny_directory: Path, tmp_path: Path) -> None:
     whole = opened(tiny_directory, tmp_path, tensor_parallel=1)
     parts = [opened(tiny_directory, tmp_path, rank) for rank in (0, 1)]
-    queries = [part.weights.dense(QUERIES) for part in parts]
-    assert torch.equal(torch.cat(queries), whole.weights.dense(QUERIES))
-    down = [part.weights.dense(DOWN) for part in parts]
-    assert torch.equal(torch.cat(down, dim=1), whole.weights.dense(DOWN))
+    queries = [part.weights.stored(QUERIES).weight for part in parts]
+    assert torch.equal(torch.cat(queries), whole.weights.stored(QUERIES).weight)
+    down = [part.weights.stored(DOWN).weight for part in parts]
+    assert torch.equal(torch.cat(down, dim=1), whole.weights.stored(DOWN).weight)
     norm = "model.norm.weight"
     assert torch.equal(parts[1].weights.tensor(norm), whole.weights.tensor(norm))
     for part in parts:
@@ -69,8 +69,8 @@ def test_packed_weights_are_cut_where_their_groups_end(
     parts = [opened(path, tmp_path, rank).weights for rank in (0, 1)]
     assert [part.stored(DOWN).shape for part in parts] == [(64, 64), (64, 32)]
     for name, axis in ((QUERIES, 0), (DOWN, 1)):
-        found = torch.cat([part.dense(name) for part in parts], dim=axis)
-        assert torch.equal(found, whole.dense(name))
+        found = torch.cat([part.stored(name).dequantize() for part in parts], dim=axis)
+        assert torch.equal(found, whole.stored(name).dequantize())
 
 
 @pytest.mark.parametrize(

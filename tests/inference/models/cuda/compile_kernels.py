@@ -30,6 +30,7 @@ PACKED_TYPES = {
     "out_features": "i32",
 }
 PACKED_CONSTANTS = {
+    "is_float": False,
     "in_features": 4096,
     "padded_features": 4096,
     "parts": PARTS[0],

@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""What a block may have: CUDA programming guide, technical specifications per compute
+capability."""
+
+
+class Case(Protocol):
+    """A kernel for one architecture and one combination of what it may be asked for."""
+
+    @property
+    def architecture(self) -> int: ...
+
+    @property
+    def words(self) -> str: ...
+
+    def shared_bytes(self) -> int:
+        """Compiles it. Raises whatever the compiler raises."""
+        ...
+
+
+def compile_all(cases: Iterable[Case]) -> int:
+    """Prints each case with the bytes of shared memory that it takes; 1, and the others by name,
+    where any does not compile or does not fit its card."""
+    failures = []
+    for case in cases:
+        try:
+            taken = case.shared_bytes()
+        except Exception as error:  # noqa: BLE001 -- whatever a compiler raises; named below
+            failures.append(f"{case.words}: {type(error).__name__}: {str(error)[-300:]}")
+            continue
+        if taken > SHARED_KIB[case.architecture] * 1024:
+            failures.append(f"{case.words}: {taken} bytes of shared memory")
+        print(f"{case.words}: {taken}", flush=True)
+    print("\n".join(failures), file=sys.stderr)
+    return 1 if failures else 0
 
 
 def compiled_kernel(

@@ -25,12 +25,9 @@ from inference.models.cuda.attention_kernels import decode_kernel, prefill_kerne
 from inference.models.cuda.rotation import padded_groups
 from inference.models.cuda.rotation_kernels import rotate_kernel
 from inference.models.cuda.setup import STAGES
-from tests.inference.models.cuda.compiling import compiled_kernel
+from tests.inference.models.cuda.compiling import SHARED_KIB, compile_all, compiled_kernel
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
-"""What a block may have: CUDA programming guide, technical specifications per compute
-capability."""
 HEAD_DIMS = (64, 80, 96, 128, 256)
 WINDOWS = (0, 4096)
 Kernel = Literal["decode", "prefill", "reduce", "rotate"]
@@ -66,6 +63,15 @@ class Case:
         else:
             parts += [f"window {self.window or 'none'}", self.scores]
         return ", ".join(parts)
+
+    def shared_bytes(self) -> int:
+        """Of the deepest pipeline that fits the card, as a load looks for it; else of the
+        shallowest."""
+        for stages in STAGES:
+            taken = int(compiled(self, stages).metadata.shared)
+            if taken <= SHARED_KIB[self.architecture] * 1024:
+                break
+        return taken
 
 
 def kv_formats(architecture: int) -> tuple[KVFormat, ...]:
@@ -155,26 +161,6 @@ def compiled(case: Case, stages: int) -> Any:
     return compiled_kernel(kernel, case.architecture, types, constants, num_warps, stages)
 
 
-def shared_bytes(case: Case) -> int:
-    """Of the deepest pipeline that fits the card, as a load looks for it. Raises what the last try
-    raised."""
-    for stages in STAGES:
-        taken = int(compiled(case, stages).metadata.shared)
-        if taken <= SHARED_KIB[case.architecture] * 1024:
-            return taken
-    raise MemoryError(f"{taken} bytes of shared memory")
-
-
-def main(which: str) -> int:
-    failures = []
-    for case in diagonal() if which == "diagonal" else all_cases(int(which)):
-        try:
-            print(f"{case.words}: {shared_bytes(case)}", flush=True)
-        except Exception as error:  # noqa: BLE001 -- whatever a compiler raises; named below
-            failures.append(f"{case.words}: {type(error).__name__}: {str(error)[-300:]}")
-    print("\n".join(failures), file=sys.stderr)
-    return 1 if failures else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    which = sys.argv[1]
+    sys.exit(compile_all(diagonal() if which == "diagonal" else all_cases(int(which))))

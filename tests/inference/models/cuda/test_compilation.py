@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.inference.models.cuda.kernel_matrix import ARCHITECTURES, all_cases
+from tests.inference.models.cuda import expert_matrix, kernel_matrix
 
 LARGEST_SHARED_BYTES = 99 * 1024
 """What a block may have on any card since compute capability 8.0."""
@@ -54,13 +54,16 @@ def test_no_step_compiles_a_kernel_again(model_cache_dir: Path) -> None:
 
 
 @pytest.mark.limit_s(300)
-def test_attention_and_rotation_compile_for_some_combinations(model_cache_dir: Path) -> None:
-    assert len(run_program("kernel_matrix", "diagonal", cache=model_cache_dir)) == 11
+@pytest.mark.parametrize(("matrix", "num_cases"), [("kernel_matrix", 11), ("expert_matrix", 4)])
+def test_kernels_compile_for_some_combinations(
+    matrix: str, num_cases: int, model_cache_dir: Path
+) -> None:
+    assert len(run_program(matrix, "diagonal", cache=model_cache_dir)) == num_cases
 
 
 @pytest.mark.slow
 @pytest.mark.limit_s(3600)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", kernel_matrix.ARCHITECTURES)
 def test_attention_and_rotation_compile_for_every_combination(
     architecture: int, model_cache_dir: Path
 ) -> None:
@@ -68,4 +71,12 @@ def test_attention_and_rotation_compile_for_every_combination(
     cap of scores and without: a combination that does not compile for a card, or does not fit it,
     would take torch's operators there."""
     lines = run_program("kernel_matrix", str(architecture), cache=model_cache_dir)
-    assert len(lines) == len(list(all_cases(architecture)))
+    assert len(lines) == len(list(kernel_matrix.all_cases(architecture)))
+
+
+@pytest.mark.slow
+@pytest.mark.limit_s(3600)
+@pytest.mark.parametrize("architecture", expert_matrix.ARCHITECTURES)
+def test_experts_compile_in_every_format(architecture: int, model_cache_dir: Path) -> None:
+    lines = run_program("expert_matrix", str(architecture), cache=model_cache_dir)
+    assert len(lines) == len(list(expert_matrix.all_cases(architecture)))

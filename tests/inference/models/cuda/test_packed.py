@@ -132,8 +132,8 @@ def test_scales_far_apart_keep_their_precision(device: torch.device) -> None:
 
 def test_codes_take_their_bits(device: torch.device) -> None:
     linear = PackedLinear(WEIGHTS["Q6_K"], device, torch.float32)
-    assert linear._high_words is not None
-    num_bytes = linear._words.nbytes + linear._high_words.nbytes
+    assert linear.packed.high_words is not None
+    num_bytes = linear.packed.words.nbytes + linear.packed.high_words.nbytes
     assert num_bytes == OUT_FEATURES * IN_FEATURES * 6 // 8
 
 

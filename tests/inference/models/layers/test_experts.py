@@ -28,7 +28,6 @@ from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.expert_files import by_expert
 from inference.loading.weights.opened_weights import OpenedWeights
 from inference.models.layers.experts import (
-    GroupedExperts,
     Routes,
     SortedRows,
     SparseMlp,
@@ -36,8 +35,7 @@ from inference.models.layers.experts import (
 )
 from inference.models.layers.experts_config import ExpertsConfig
 from inference.models.layers.linear import LinearFactory
-from inference.models.layers.pointwise import TorchPointwise
-from inference.models.weights.experts_loading import expert_prefixes, load_mixture
+from inference.models.weights.experts_loading import load_grouped, load_mixture
 
 HIDDEN, INNER, SHARED_INNER, NUM_EXPERTS, PER_TOKEN, NUM_ROWS = 32, 16, 48, 6, 3, 40
 CPU = torch.device("cpu")
@@ -113,15 +111,6 @@ def opened(block: torch.nn.Module, folder: Path, *, stacked: bool) -> OpenedWeig
     return OpenedWeights(files, LinearFactory(CPU, torch.float32, exact=True), lambda _: None)
 
 
-def grouped(config: ExpertsConfig, weights: OpenedWeights) -> GroupedExperts:
-    """What a card gets; torch multiplies groups on the CPU as well."""
-    gate_up, down = [], []
-    for own in expert_prefixes(config, PREFIX):
-        gate_up.append(torch.cat([weights.dense(f"{own}.{p}_proj") for p in ("gate", "up")]))
-        down.append(weights.dense(f"{own}.down_proj"))
-    return GroupedExperts(torch.stack(gate_up), torch.stack(down), TorchPointwise().gate)
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize("stacked", [False, True], ids=["each by itself", "stacked"])
 @pytest.mark.parametrize("name", BLOCKS)
@@ -140,7 +129,8 @@ def test_grouped_products_are_as_the_loop(tmp_path: Path, name: str) -> None:
     block, config = random_block(name), BLOCKS[name][1]
     x = torch.randn(NUM_ROWS, HIDDEN)
     weights = opened(block, tmp_path, stacked=True)
-    mlp = SparseMlp(config, weights.tensor(f"{PREFIX}.gate.weight"), grouped(config, weights))
+    experts = load_grouped(config, weights, PREFIX)
+    mlp = SparseMlp(config, weights.tensor(f"{PREFIX}.gate.weight"), experts)
     expected = block(x.unsqueeze(0)).squeeze(0)
     torch.testing.assert_close(mlp.decode(x), expected, rtol=1e-4, atol=1e-5)
 

@@ -18,6 +18,7 @@ from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.batch import Batch, Pictures, PrefillSpan
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
+from inference.models.grouped_product import DenseProduct
 from inference.models.layers.experts import GroupedExperts, Routes
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.cuts import check_groups, input_groups, rank_cuts
@@ -194,11 +195,14 @@ def test_grouped_experts_leave_out_what_others_hold() -> None:
     def gate(both: torch.Tensor) -> torch.Tensor:
         return (both[:, :16] * both[:, 16:].sigmoid()).to(torch.bfloat16)
 
-    whole = GroupedExperts(gate_up, down, gate, biases).decode(x, routes)
+    whole = GroupedExperts(DenseProduct(gate_up), DenseProduct(down), gate, biases).decode(
+        x, routes
+    )
     parts = []
     for first, last in ((0, 3), (3, 4)):
         own = [torch.cat((bias[first:last], torch.full_like(bias[:1], 9e9))) for bias in biases]
-        held = HeldGroupedExperts(gate_up[first:last], down[first:last], gate, (own[0], own[1]))
+        products = (DenseProduct(weights[first:last]) for weights in (gate_up, down))
+        held = HeldGroupedExperts(*products, gate, (own[0], own[1]))
         parts.append(HeldExperts(held, (first, last)).decode(x, routes))
     torch.testing.assert_close(parts[0] + parts[1], whole, atol=0.3, rtol=0.05)
 

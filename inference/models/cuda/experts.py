@@ -1,0 +1,189 @@
+"""All experts of a layer's projection on the card, each weight as its file holds it: codes of 4, 5,
+6 or 8 bits, MXFP4, fp8 with scales of blocks, or dense. One kernel multiplies rows sorted by
+expert.
+
+Codes lie as ``packed``'s do, one expert's after the other's. Numbers of MXFP4 and fp8 are codes
+whose value is a float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+
+from inference.models.cuda.expert_kernels import expert_matmul_kernel
+from inference.models.cuda.packed import TILES, Packed, Tile, pack, pack_codes
+from inference.models.weights.stored import (
+    GROUP_FEATURES,
+    TWICE_THE_MXFP4_VALUES,
+    DenseWeight,
+    ExpertWeight,
+    Fp8Weight,
+    GroupedWeight,
+)
+
+DENSE_BITS = 16
+"""In place of a code's bits, for a dense weight of any dtype."""
+DENSE_STEP_FEATURES = 64
+DENSE_WARPS = 4
+DENSE_TILES = {8: Tile(64, 3), 16: Tile(64, 3), 32: Tile(64, 3), 64: Tile(64, 3)}
+"""By rows."""
+
+
+class UnlikeExpertsError(Exception):
+    """Experts of one layer are not stored alike, so no one kernel takes them."""
+
+
+class TritonProduct:
+    """A ``GroupedProduct`` that launches one kernel and waits for nothing."""
+
+    def __init__(self, packed: Packed, num_experts: int) -> None:
+        """``packed``'s tensors have all experts' along their first axis."""
+        self.packed = packed
+        self._num_experts = num_experts
+        self.out_features = packed.words.shape[1]
+
+    @property
+    def num_experts(self) -> int:
+        return self._num_experts
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in _tensors(self.packed).values())
+
+    def __call__(
+        self, x: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        packed, is_dense = self.packed, self.packed.layout["bits"] == DENSE_BITS
+        num_entries = len(x) if rows is None else len(rows)
+        tiles = DENSE_TILES if is_dense else TILES
+        tile_rows = chosen_tile_rows(tiles, num_entries, self.num_experts)
+        tile, out_features = tiles[tile_rows], self.out_features
+        product = x.new_empty(num_entries, out_features)
+        grid = (
+            triton.cdiv(out_features, tile.outputs),
+            most_tiles(num_entries, self.num_experts, tile_rows),
+        )
+        expert_matmul_kernel[grid](
+            x.contiguous(),
+            rows,
+            ends,
+            packed.words,
+            packed.high_words,
+            packed.scales,
+            packed.row_scales,
+            product,
+            out_features,
+            num_experts=self.num_experts,
+            padded_experts=triton.next_power_of_2(self.num_experts),
+            **packed.layout,
+            parts=packed.parts,
+            tile_outputs=tile.outputs,
+            tile_rows=tile_rows,
+            stages=tile.stages,
+            # Triton's interpreter cannot multiply bfloat16.
+            is_exact=x.dtype == torch.float32 or x.device.type == "cpu",
+            num_warps=DENSE_WARPS if is_dense else packed.parts,
+        )
+        return product
+
+
+def chosen_tile_rows(tiles: dict[int, Tile], num_entries: int, num_experts: int) -> int:
+    """Enough for an expert that has its share: how many each has is known on the device alone."""
+    share = -(-num_entries // num_experts)
+    return next((rows for rows in tiles if rows >= share), max(tiles))
+
+
+def most_tiles(num_entries: int, num_experts: int, tile_rows: int) -> int:
+    """However the entries fall to the experts: each expert that has any may have one tile that is
+    not full."""
+    with_entries = min(num_entries, num_experts)
+    return with_entries + (num_entries - with_entries) // tile_rows
+
+
+def stacked_product(
+    stored: Callable[[int], ExpertWeight],
+    num_experts: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> TritonProduct:
+    """``stored``: an expert's weight, (out_features, in_features), by its number; they go to the
+    device one after the other, so that no second copy of all of them is made. ``dtype`` is the
+    activations'. Raises ``UnlikeExpertsError``."""
+    first = pack_expert(stored(0), device, dtype)
+    stacks: dict[str, Any] = {
+        name: tensor.new_empty((num_experts, *tensor.shape))
+        for name, tensor in _tensors(first).items()
+    }
+    for index in range(num_experts):
+        packed = pack_expert(stored(index), device, dtype) if index else first
+        if packed.layout != first.layout or packed.words.shape != first.words.shape:
+            raise UnlikeExpertsError(f"expert {index} is not stored as the first is")
+        for name, tensor in _tensors(packed).items():
+            stacks[name][index] = tensor
+    return TritonProduct(replace(first, **stacks), num_experts)
+
+
+def pack_expert(weight: ExpertWeight, device: torch.device, dtype: torch.dtype) -> Packed:
+    if isinstance(weight, DenseWeight):
+        return _dense(weight, device, dtype)
+    if isinstance(weight, Fp8Weight):
+        return _fp8(weight, device)
+    if isinstance(weight, GroupedWeight) and (codes := mxfp4_codes(weight)) is not None:
+        scales = 2 * weight.scales.to(device).float()
+        return pack_codes(codes.to(device), 0, 4, scales, None, is_float=True)
+    return pack(weight, device)
+
+
+def mxfp4_codes(weight: GroupedWeight) -> torch.Tensor | None:
+    """(out, in) uint8 of four bits, where each code is twice a number of MXFP4, as files of that
+    format are read; else ``None``. Nothing is lost by it."""
+    if weight.bits != 8 or weight.minimums is not None:
+        return None
+    numbers = torch.tensor(TWICE_THE_MXFP4_VALUES, dtype=torch.int16)
+    codes = torch.full((256,), 255, dtype=torch.uint8)
+    # From the last: nothing is the first of its two codes.
+    for code in range(len(numbers) - 1, -1, -1):
+        codes[int(numbers[code]) + 128] = code
+    found = codes[weight.codes.to(torch.int64) + 128]
+    return None if bool((found == 255).any()) else found
+
+
+def _dense(weight: DenseWeight, device: torch.device, dtype: torch.dtype) -> Packed:
+    in_features = weight.shape[1]
+    layout = {
+        "in_features": in_features,
+        "padded_features": in_features,
+        "bits": DENSE_BITS,
+        "zero": 0,
+        "group_features": DENSE_STEP_FEATURES,
+        "has_minimums": False,
+        "is_float": False,
+    }
+    return Packed(weight.weight.to(device, dtype), None, None, None, layout, parts=1)
+
+
+def _fp8(weight: Fp8Weight, device: torch.device) -> Packed:
+    codes = weight.codes.to(device).view(torch.uint8)
+    scales = weight.group_scales(GROUP_FEATURES).to(device)
+    return pack_codes(codes, 0, 8, scales, None, is_float=True)
+
+
+def expert_format(packed: Packed) -> str:
+    """In words, for a load report."""
+    bits, is_float = packed.layout["bits"], packed.layout["is_float"]
+    if bits == DENSE_BITS:
+        return "dense"
+    if is_float:
+        return "fp8 codes" if bits == 8 else "MXFP4 codes"
+    return f"{bits}-bit codes"
+
+
+def _tensors(packed: Packed) -> dict[str, torch.Tensor]:
+    names: Sequence[str] = ("words", "high_words", "scales", "row_scales")
+    found = {name: getattr(packed, name) for name in names}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
