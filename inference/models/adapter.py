@@ -131,24 +131,15 @@ class StepAdapters:
     that a row's sums do not depend on how many others there are; elsewhere together.
     """
 
-    def __init__(self, batch: Batch, device: torch.device) -> None:
-        assert batch.adapters is not None
-        num_decodes = batch.num_decodes
-        self._groups: list[tuple[TorchAdapter, slice | torch.Tensor]] = []
-        together: dict[int, list[int]] = {}
-        for row, adapter in enumerate(batch.adapters[:num_decodes]):
-            if adapter is None:
-                continue
-            if device.type == "cpu":
-                self._groups.append((adapter, slice(row, row + 1)))
-            else:
-                together.setdefault(id(adapter), []).append(row)
-        for rows in together.values():
-            adapter = batch.adapters[rows[0]]
-            self._groups.append((adapter, torch.tensor(rows, device=device)))
-        for span, adapter in zip(batch.spans, batch.adapters[num_decodes:], strict=True):
-            if adapter is not None:
-                self._groups.append((adapter, slice(span.first_row, span.last_row)))
+    def __init__(self, batch: Batch, device: torch.device, *, together: bool | None = None) -> None:
+        """``together``: of rows that decode; ``None``: as suits the device."""
+        groups = row_groups(batch, together=device.type != "cpu" if together is None else together)
+        scattered = [rows for _, rows in groups if isinstance(rows, list)]
+        uploaded = iter(_uploaded(scattered, device))
+        self._groups: list[tuple[TorchAdapter, slice | torch.Tensor]] = [
+            (adapter, next(uploaded) if isinstance(rows, list) else rows)
+            for adapter, rows in groups
+        ]
 
     def add_to(self, y: torch.Tensor, projection: Phased, x: torch.Tensor) -> torch.Tensor:
         """What the rows' adapters add to what ``projection`` gave of ``x``, in place."""
@@ -164,3 +155,32 @@ class StepAdapters:
                 adapted.add_to(some, x.index_select(0, rows))
                 y.index_copy_(0, rows, some)
         return y
+
+
+def row_groups(batch: Batch, *, together: bool) -> list[tuple[TorchAdapter, slice | list[int]]]:
+    """Each adapter with rows that meet it at once; a slice where they are neighbours."""
+    assert batch.adapters is not None
+    num_decodes = batch.num_decodes
+    groups: list[tuple[TorchAdapter, slice | list[int]]] = []
+    rows_of: dict[int, list[int]] = {}
+    for row, adapter in enumerate(batch.adapters[:num_decodes]):
+        if adapter is not None:
+            rows_of.setdefault(id(adapter) if together else row, []).append(row)
+    for rows in rows_of.values():
+        are_neighbours = rows[-1] - rows[0] + 1 == len(rows)
+        found = slice(rows[0], rows[-1] + 1) if are_neighbours else rows
+        groups.append((batch.adapters[rows[0]], found))
+    for span, adapter in zip(batch.spans, batch.adapters[num_decodes:], strict=True):
+        if adapter is not None:
+            groups.append((adapter, slice(span.first_row, span.last_row)))
+    return groups
+
+
+def _uploaded(rows: Sequence[list[int]], device: torch.device) -> list[torch.Tensor]:
+    """All in one copy, which a card does not wait for."""
+    if not rows:
+        return []
+    flat = torch.tensor([row for group in rows for row in group])
+    if device.type == "cuda":
+        flat = flat.pin_memory()
+    return list(torch.split(flat.to(device, non_blocking=True), [len(group) for group in rows]))

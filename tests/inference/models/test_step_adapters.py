@@ -1,0 +1,73 @@
+"""Rows of one step meet their adapters one by one or together, to the same sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inference.models.adapter import (
+    AdapterWeights,
+    LowRank,
+    StepAdapters,
+    TorchAdapter,
+    row_groups,
+    torch_adapter,
+)
+from inference.models.batch import Batch, PrefillSpan
+from inference.models.weights.dense import DenseLinear
+
+CPU = torch.device("cpu")
+IN_FEATURES, OUT_FEATURES, NUM_DECODES, NUM_ROWS = 8, 6, 5, 8
+PROJECTION = DenseLinear(torch.zeros(OUT_FEATURES, IN_FEATURES))
+
+
+def adapter(rank: int) -> TorchAdapter:
+    generator = torch.Generator().manual_seed(rank)
+    pair = LowRank(
+        down=torch.randn(rank, IN_FEATURES, generator=generator),
+        up=torch.randn(OUT_FEATURES, rank, generator=generator),
+        scale=0.5,
+    )
+    stacked = {id(PROJECTION): [("q_proj", OUT_FEATURES)]}
+    return torch_adapter(AdapterWeights({"q_proj": pair}), stacked, CPU, torch.float32)
+
+
+FIRST, SECOND = adapter(2), adapter(4)
+
+
+def batch(*adapters: TorchAdapter | None) -> Batch:
+    """Five rows that decode, and a prompt of three."""
+    rows = torch.arange(NUM_ROWS)
+    span = PrefillSpan(NUM_DECODES, NUM_ROWS, 0, 3, torch.zeros(1, dtype=torch.int64))
+    return Batch(rows, rows, rows, rows[:NUM_DECODES, None], (span,), adapters=adapters)
+
+
+STEPS = {
+    "scattered": (FIRST, SECOND, None, FIRST, SECOND, FIRST),
+    "neighbours": (FIRST, FIRST, None, SECOND, SECOND, None),
+    "nobody decodes with one": (None, None, None, None, None, SECOND),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_together_or_one_by_one_are_the_same_sums(step: str) -> None:
+    x = torch.randn(NUM_ROWS, IN_FEATURES, generator=torch.Generator().manual_seed(7))
+    given = batch(*STEPS[step])
+    found = [
+        StepAdapters(given, CPU, together=together).add_to(
+            torch.zeros(NUM_ROWS, OUT_FEATURES), PROJECTION, x
+        )
+        for together in (False, True)
+    ]
+    assert bool(found[0].any())
+    torch.testing.assert_close(found[1], found[0])
+    without = [row for row, own in enumerate(STEPS[step][:NUM_DECODES]) if own is None]
+    assert not bool(found[1][without].any())
+
+
+def test_neighbours_need_no_list_of_rows() -> None:
+    span = (FIRST, slice(5, 8))
+    scattered = row_groups(batch(*STEPS["scattered"]), together=True)
+    assert scattered == [(FIRST, [0, 3]), (SECOND, [1, 4]), span]
+    neighbours = row_groups(batch(*STEPS["neighbours"]), together=True)
+    assert neighbours == [(FIRST, slice(0, 2)), (SECOND, slice(3, 5))]
