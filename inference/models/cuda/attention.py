@@ -41,6 +41,20 @@ class Tuning:
     stages: int = 3
 
 
+SMALL_TILE = 32
+TUNINGS = (
+    *(Tuning(stages=stages) for stages in (3, 2, 1)),
+    Tuning(
+        decode_tile_tokens=SMALL_TILE,
+        prefill_tile_rows=SMALL_TILE,
+        prefill_tile_tokens=SMALL_TILE,
+        stages=1,
+    ),
+)
+"""The next wants less shared memory: a shorter pipeline, then tiles of half the tokens, which heads
+of 256 features want on cards of 64 KiB."""
+
+
 class TritonAttention:
     copies_context = False
 

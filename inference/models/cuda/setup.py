@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STAGES = (3, 2, 1)
-"""Of a kernel's pipeline, deepest first: the fewer, the less shared memory it wants."""
 COARSEST_STEP: dict[KVFormat, float] = {
     "fp32": 0.0,
     "bf16": 2**-7,
@@ -111,21 +109,21 @@ def rotation_reason(config: ModelConfig) -> str | None:
 
 
 def working_attention(model: DecoderModel, kind: MixerKind) -> TritonAttention:
-    """With the deepest pipeline that fits the card. Raises what the last try raised."""
-    from inference.models.cuda.attention import TritonAttention, Tuning
+    """With the first of ``TUNINGS`` that fits the card. Raises what the last try raised."""
+    from inference.models.cuda.attention import TUNINGS, TritonAttention
 
     config, num_processors = model.config, processor_count(model.device)
     window, soft_cap = config.window_of(kind), config.attention_soft_cap
-    for stages in STAGES:
-        attention = TritonAttention(window, num_processors, Tuning(stages=stages), soft_cap)
+    for tuning in TUNINGS:
+        attention = TritonAttention(window, num_processors, tuning, soft_cap)
         try:
             try_attention(model, attention, window)
         except Exception:
-            if stages == STAGES[-1]:
+            if tuning == TUNINGS[-1]:
                 raise
         else:
             return attention
-    raise AssertionError("STAGES is empty")
+    raise AssertionError("TUNINGS is empty")
 
 
 def processor_count(device: torch.device) -> int:

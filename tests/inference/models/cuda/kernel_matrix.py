@@ -6,8 +6,8 @@ combinations for every architecture.
     python -m tests.inference.models.cuda.kernel_matrix diagonal
 
 Prints a line for each combination: its words, and the bytes of shared memory that it takes.
-Ends with 1, naming each, where any does not compile or does not fit the card in the shallowest
-pipeline: a load would take a slower path there.
+Ends with 1, naming each, where any does not compile or fits the card in none of the tunings that a
+load tries: it would take a slower path there.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from typing import Any, Literal
 
 from inference.models.cache.kv_format import GROUP_FEATURES, SCALED_FORMATS, KVFormat, cuda_formats
 from inference.models.cache.paged_kv import DTYPE_OF, LARGEST_CODE
-from inference.models.cuda.attention import Tuning, padded
+from inference.models.cuda.attention import TUNINGS, Tuning, padded
 from inference.models.cuda.attention_kernels import decode_kernel, prefill_kernel, reduce_kernel
 from inference.models.cuda.rotation import padded_groups
 from inference.models.cuda.rotation_kernels import rotate_kernel
-from inference.models.cuda.setup import STAGES
 from tests.inference.models.cuda.compiling import SHARED_KIB, compile_all, compiled_kernel
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
@@ -40,7 +39,6 @@ TRITON_TYPES: dict[KVFormat, str] = {
     "int8": "*i8",
     "fp8": "*fp8e4nv",
 }
-TUNING = Tuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +63,9 @@ class Case:
         return ", ".join(parts)
 
     def shared_bytes(self) -> int:
-        """Of the deepest pipeline that fits the card, as a load looks for it; else of the
-        shallowest."""
-        for stages in STAGES:
-            taken = int(compiled(self, stages).metadata.shared)
+        """Of the first tuning that fits the card, as a load looks for it; else of the last."""
+        for tuning in TUNINGS:
+            taken = int(compiled(self, tuning).metadata.shared)
             if taken <= SHARED_KIB[self.architecture] * 1024:
                 break
         return taken
@@ -106,7 +103,7 @@ def diagonal() -> Iterator[Case]:
     yield Case("prefill", 120, 256, "bf16", 4096, "soft cap")
 
 
-def compiled(case: Case, stages: int) -> Any:
+def compiled(case: Case, tuning: Tuning) -> Any:
     activation = "*bf16" if case.architecture >= 80 else "*fp16"
     has_scales = case.kv_format in SCALED_FORMATS
     types = {
@@ -129,10 +126,12 @@ def compiled(case: Case, stages: int) -> Any:
         "head_dim": case.head_dim,
         "padded_dim": padded(case.head_dim),
         "block_tokens": 32,
-        "smallest_part": TUNING.decode_smallest_part,
-        "most_parts": TUNING.decode_most_parts,
-        "tile_rows": TUNING.prefill_tile_rows,
-        "tile_tokens": TUNING.decode_tile_tokens,
+        "smallest_part": tuning.decode_smallest_part,
+        "most_parts": tuning.decode_most_parts,
+        "tile_rows": tuning.prefill_tile_rows,
+        "tile_tokens": tuning.prefill_tile_tokens
+        if case.kernel == "prefill"
+        else tuning.decode_tile_tokens,
         "window": case.window,
         "soft_cap": 30.0 if case.scores == "soft cap" else 0.0,
         "group_features": GROUP_FEATURES,
@@ -152,13 +151,13 @@ def compiled(case: Case, stages: int) -> Any:
         absent.append("sinks")
     constants |= dict.fromkeys(absent)
     kernels = {
-        "decode": (decode_kernel, TUNING.decode_warps),
-        "prefill": (prefill_kernel, TUNING.prefill_warps),
+        "decode": (decode_kernel, tuning.decode_warps),
+        "prefill": (prefill_kernel, tuning.prefill_warps),
         "reduce": (reduce_kernel, 4),
         "rotate": (rotate_kernel, 1),
     }
     kernel, num_warps = kernels[case.kernel]
-    return compiled_kernel(kernel, case.architecture, types, constants, num_warps, stages)
+    return compiled_kernel(kernel, case.architecture, types, constants, num_warps, tuning.stages)
 
 
 if __name__ == "__main__":

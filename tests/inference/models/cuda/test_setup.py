@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -59,29 +60,40 @@ def test_what_no_kernel_computes_is_named(device: torch.device) -> None:
     )
 
 
-def test_a_card_with_little_shared_memory_gets_a_shorter_pipeline(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fits", "tried"),
+    [
+        (lambda tuning: tuning.stages <= 2, [(3, 64), (2, 64)]),
+        (lambda tuning: tuning.prefill_tile_rows < 64, [(3, 64), (2, 64), (1, 64), (1, 32)]),
+    ],
+    ids=["a shorter pipeline", "smaller tiles"],
+)
+def test_a_card_with_little_shared_memory_gets_what_fits(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    fits: Callable[[Tuning], bool],
+    tried: list[tuple[int, int]],
 ) -> None:
     class OutOfResourcesError(Exception):
         pass
 
-    tried: list[int] = []
+    found: list[Tuning] = []
 
     class Picky(TritonAttention):
         def __init__(
             self, window: int | None, num_processors: int, tuning: Tuning, soft_cap: float | None
         ) -> None:
             super().__init__(window, num_processors, tuning, soft_cap)
-            tried.append(tuning.stages)
+            found.append(tuning)
 
         def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention:
-            if tried[-1] > 2:
+            if not fits(found[-1]):
                 raise OutOfResourcesError
             return super().for_decode(batch, block_tokens)
 
     monkeypatch.setattr("inference.models.cuda.attention.TritonAttention", Picky)
     assert isinstance(setup.accelerate(tiny_model(device))[0], GraphedDecoder)
-    assert tried == [3, 2]
+    assert [(tuning.stages, tuning.prefill_tile_rows) for tuning in found] == tried
 
 
 def test_steps_that_a_predictor_follows_are_not_captured(device: torch.device) -> None:
