@@ -27,7 +27,7 @@ from inference.models.cuda.setup import accelerate
 from inference.models.cuda.timing import device_ms
 from inference.models.decoder import DecoderModel
 from inference.models.graphed import GraphedDecoder
-from inference.models.grouped_product import GroupedProduct
+from inference.models.layers.grouped_product import GroupedProduct
 from inference.models.layers.linear import LinearFactory
 from inference.models.weights.stored import DenseWeight, GroupedWeight
 from inference.models.weights.weight_source import Embedding, Linear

@@ -12,12 +12,12 @@ import torch
 from inference.models.adapter import AdapterWeights
 from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
+from inference.models.cache.kv_on_device import kv_format_on
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import accelerate
 from inference.models.decoder import DecoderModel
 from inference.models.errors import UnknownArchitectureError
 from inference.models.families.registry import MODELS_PAGE, find_family
-from inference.models.kv_on_device import kv_format_on
 from inference.models.native.build import (
     NativeUnavailableError,
     load_library,

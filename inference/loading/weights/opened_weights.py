@@ -13,7 +13,7 @@ from inference.loading.progress import OnProgress
 from inference.loading.weights.quantized_files import DENSE_FORMATS
 from inference.loading.weights.tensor_files import TensorFiles, fp8_weight
 from inference.models.families.predictor import PREDICTOR_HEAD
-from inference.models.grouped_product import GroupedProduct, StackedProduct
+from inference.models.layers.grouped_product import GroupedProduct, StackedProduct
 from inference.models.layers.linear import LinearFactory, StackedLinear
 from inference.models.weights.stored import (
     DenseWeight,

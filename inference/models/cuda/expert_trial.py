@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from inference.models.grouped_product import GroupedProduct
+from inference.models.layers.grouped_product import GroupedProduct
 from inference.models.weights.stored import GROUP_FEATURES, DenseWeight, ExpertWeight, written_out
 
 logger = logging.getLogger(__name__)

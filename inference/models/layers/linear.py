@@ -26,7 +26,7 @@ from torch.nn.functional import embedding
 
 from inference.models.cuda.expert_trial import ExpertTrials, has_expert_kernel
 from inference.models.cuda.packed_trial import PackedTrials
-from inference.models.grouped_product import GroupedProduct, dense_product
+from inference.models.layers.grouped_product import GroupedProduct, dense_product
 from inference.models.layers.kernels import (
     as_grouped,
     dense_matmul,

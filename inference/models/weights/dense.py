@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn.functional import embedding, linear
 
-from inference.models.grouped_product import DenseProduct
+from inference.models.layers.grouped_product import DenseProduct
 from inference.models.weights.stored import DenseWeight
 
 

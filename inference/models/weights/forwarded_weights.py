@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from inference.models.grouped_product import GroupedProduct
+from inference.models.layers.grouped_product import GroupedProduct
 from inference.models.weights.stored import StoredWeight
 from inference.models.weights.weight_source import Embedding, Linear, WeightSource
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from inference.models.grouped_product import GroupedProduct
+from inference.models.layers.grouped_product import GroupedProduct
 from inference.models.weights.stored import StoredWeight
 
 

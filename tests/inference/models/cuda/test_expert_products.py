@@ -13,7 +13,7 @@ from inference.models.cuda.experts import (
     stacked_product,
 )
 from inference.models.cuda.packed import TILES, pack_scales
-from inference.models.grouped_product import DenseProduct
+from inference.models.layers.grouped_product import DenseProduct
 from inference.models.weights.stored import (
     TWICE_THE_MXFP4_VALUES,
     DenseWeight,

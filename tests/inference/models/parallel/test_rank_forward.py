@@ -18,8 +18,8 @@ from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.batch import Batch, Pictures, PrefillSpan
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
-from inference.models.grouped_product import DenseProduct
 from inference.models.layers.experts import GroupedExperts, Routes
+from inference.models.layers.grouped_product import DenseProduct
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.cuts import check_groups, input_groups, rank_cuts
 from inference.models.parallel.group import RankGroup, TorchRankGroup
