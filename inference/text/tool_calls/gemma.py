@@ -13,17 +13,14 @@ from collections.abc import Sequence
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
-from inference.text.tool_calls.argument_fit import fitted_json
 from inference.text.tool_calls.argument_values import is_text
-from inference.text.tool_calls.call_reader import CallReader, ReadCall
-from inference.text.tool_calls.free_text import Expected
 from inference.text.tool_calls.gemma_arguments import GemmaArguments
 from inference.text.tool_calls.gemma_grammar import CALL, GemmaMarkers, gemma_grammar
-from inference.text.tool_calls.json_scanner import WHITESPACE, ReadState
+from inference.text.tool_calls.headed_call import HeadedCall, plain_name
+from inference.text.tool_calls.json_scanner import WHITESPACE
 from inference.text.tool_calls.known_tools import KnownTools
 from inference.text.tool_calls.marked_calls import MarkedCallParser
 from inference.text.tool_calls.markers import special_marker_ids
-from inference.text.tool_calls.named_call import MAX_HEAD_LENGTH, NOT_IN_HEADS, plain_name
 from inference.text.tool_calls.part_list import PartList
 
 FUNCTION_GEMMA = GemmaMarkers("<start_function_call>", "<end_function_call>", "<escape>")
@@ -62,41 +59,15 @@ class GemmaFormat:
         return gemma_grammar(tools, choice, self._markers, parallel=parallel, tokenizer=tokenizer)
 
 
-class GemmaCall(CallReader):
+class GemmaCall(HeadedCall):
     def __init__(self, tools: KnownTools, *, quote: str) -> None:
-        super().__init__()
-        self._tools = tools
+        super().__init__(
+            name_of=lambda head: plain_name(head.strip(WHITESPACE)), tools=tools, opening=CALL
+        )
         self._quote = quote
-        self._head = ""
-        self._name = ""
-        self._expected = Expected((CALL,))
-        self._arguments = GemmaArguments([quote])
-        self._read = self._read_call
 
-    def close(self) -> None:
-        self._end()
-
-    def _read_call(self, text: str, position: int) -> int:
-        position = self._expected.feed(text, position)
-        if self._expected.state is ReadState.BROKEN:
-            return self._end(position)
-        if self._expected.state is ReadState.COMPLETE:
-            self._read = self._read_head
-        return position
-
-    def _read_head(self, text: str, position: int) -> int:
-        character = text[position]
-        name = plain_name(self._head.strip(WHITESPACE)) if character == "{" else None
-        if name is not None:
-            self._name = name
-            self.has_begun = True
-            self._arguments = GemmaArguments([self._quote], takes_bare_text=self._takes_bare_text)
-            self._read = self._read_arguments
-            return position
-        if character in NOT_IN_HEADS or len(self._head) == MAX_HEAD_LENGTH:
-            return self._end(position)
-        self._head += character
-        return position + 1
+    def _begin_arguments(self) -> GemmaArguments:
+        return GemmaArguments([self._quote], takes_bare_text=self._takes_bare_text)
 
     def _takes_bare_text(self, key: str | None) -> bool:
         """Whether a bare word is a text that lacks its quotes, and not a broken number or literal.
@@ -110,18 +81,9 @@ class GemmaCall(CallReader):
             and is_text(properties[key], self._tools.schema(self._name))
         )
 
-    def _read_arguments(self, text: str, position: int) -> int:
-        position = self._arguments.feed(text, position)
-        if self._arguments.state is ReadState.BROKEN:
-            return self._break(position)
-        if self._arguments.state is ReadState.COMPLETE:
-            return self._end_arguments(position)
-        return position
-
     def _end_arguments(self, position: int) -> int:
         try:
-            written = fitted_json(self._arguments.take(), self._tools.schema(self._name))
+            self._add_call(self._arguments.take())
         except ValueError:
             return self._break(position)
-        self.calls.append(ReadCall(self._name, written))
         return self._end(position)

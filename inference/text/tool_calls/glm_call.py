@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
+from inference.text.tool_calls.headed_call import plain_name
 from inference.text.tool_calls.json_scanner import WHITESPACE
 from inference.text.tool_calls.known_tools import KnownTools
-from inference.text.tool_calls.named_call import plain_name
 from inference.text.tool_calls.tagged_call import CLOSE, PARAMETER, TaggedCall
 
 KEY = "<arg_key>"

@@ -33,9 +33,10 @@ from inference.text.tool_calls.grammar_rules import (
     literal,
     marker,
 )
+from inference.text.tool_calls.headed_call import plain_name
 from inference.text.tool_calls.known_tools import KnownTools
 from inference.text.tool_calls.marked_calls import MarkedCallParser
-from inference.text.tool_calls.named_call import NamedCall, plain_name
+from inference.text.tool_calls.named_call import NamedCall
 from inference.text.tool_calls.part_list import PartList
 
 

@@ -13,6 +13,7 @@ import re
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _PYTHON_ESCAPES = frozenset("\\'\"abfnrtvxNuU\n")
+_OCTAL_DIGITS = frozenset("01234567")
 _TOKEN = re.compile(
     r"(?P<string>'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\")"
     r"|(?P<number>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
@@ -56,8 +57,11 @@ def literal_value(node: ast.expr) -> object:
 
 
 def _python_escape(escape: re.Match[str]) -> str:
-    """Python warns of escapes that it does not have, and keeps their backslash. So are escapes by
-    digits read: of a backslash too many they would make another character."""
+    """Python warns of escapes that it does not have, and keeps their backslash. Raises
+    ``ValueError`` for ``\\1``, which is a character to Python and a group in regular
+    expressions."""
+    if escape.group(1) in _OCTAL_DIGITS:
+        raise ValueError("an escape by digits has two readings")
     return escape.group() if escape.group(1) in _PYTHON_ESCAPES else f"\\{escape.group()}"
 
 

@@ -51,6 +51,10 @@ EXAMPLES: dict[str, tuple[str, Told]] = {
             ("bash", '{"command":"a)]\\"\\\\d"}'),
         ],
     ),
+    "Python with an escape by digits, which is a character or a group": (
+        '[bash(command="sed s/(a)/\\1/")]',
+        ['[bash(command="sed s/(a)/\\1/")]'],
+    ),
     "Python behind the tag": (f"{TAG}[now()]", [("now", "{}")]),
     "Python's and JSON's values": (
         '[f(a=[True, None, {"b": (1.5, false)}], c=null)]',

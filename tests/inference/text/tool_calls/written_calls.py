@@ -303,7 +303,7 @@ WRITINGS: dict[str, Writing] = {
     ),
     "deepseek_v31": Writing(
         _head(DS_BEGIN, ds.SEPARATOR, DS_END),
-        _named(f"{DS_BEGIN}(\\S+?){ds.SEPARATOR}(.*?)(?:{ds.CALL_END}.*)?"),
+        _named(f"{DS_BEGIN}(\\S+?){ds.SEPARATOR}(.*?)(?:(?:{ds.CALL_END}|{ds.CALLS_END}).*)?"),
     ),
     "kimi": Writing(
         _head(*KIMI, KIMI_END),

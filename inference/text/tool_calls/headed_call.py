@@ -1,0 +1,112 @@
+"""One call that names its tool in a head, with its arguments behind it.
+
+    opening? ─▶ head ─▶ name    arguments, from their first brace on ─▶ the end, or what follows
+
+What the arguments look like is a format's, and so is what may stand behind them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Protocol
+
+from inference.text.tool_calls.argument_fit import fitted_json
+from inference.text.tool_calls.call_reader import CallReader, ReadCall
+from inference.text.tool_calls.free_text import Expected
+from inference.text.tool_calls.json_scanner import WHITESPACE, ReadState
+from inference.text.tool_calls.known_tools import KnownTools
+
+MAX_HEAD_LENGTH = 300
+"""The longest that name, id and markers may be together; what is longer is text."""
+NOT_IN_HEADS = "{}\r\n"
+
+
+class ArgumentsReader(Protocol):
+    """``take`` is JSON text, valid once ``state`` is complete."""
+
+    state: ReadState
+
+    def feed(self, text: str, start: int) -> int:
+        """The first character ever fed is the opening brace. Returns where it stopped."""
+        ...
+
+    def take(self) -> str: ...
+
+
+class HeadedCall(CallReader):
+    def __init__(
+        self,
+        *,
+        name_of: Callable[[str], str | None],
+        tools: KnownTools,
+        opening: str | None = None,
+        not_in_head: str = NOT_IN_HEADS,
+    ) -> None:
+        """``name_of`` returns ``None`` for a head that names no tool. ``opening`` is a marker that
+        must come before the head."""
+        super().__init__()
+        self._tools = tools
+        self._name = ""
+        self._head = ""
+        self._name_of = name_of
+        self._not_in_head = not_in_head
+        self._arguments: ArgumentsReader
+        self._expected = Expected((opening,)) if opening else None
+        self._read = self._read_head if opening is None else self._read_opening
+
+    @abstractmethod
+    def _begin_arguments(self) -> ArgumentsReader:
+        """The name has been read."""
+
+    @abstractmethod
+    def _end_arguments(self, position: int) -> int:
+        """The arguments are whole. Returns where it stopped."""
+
+    def close(self) -> None:
+        self._end()
+
+    def _arguments_grew(self) -> None:
+        """A piece of the arguments was read."""
+
+    def _add_call(self, written: str) -> None:
+        """Raises ``ValueError`` for arguments that are not whole JSON."""
+        fitted = fitted_json(written, self._tools.schema(self._name))
+        self.calls.append(ReadCall(self._name, fitted))
+
+    def _read_opening(self, text: str, position: int) -> int:
+        assert self._expected is not None
+        position = self._expected.feed(text, position)
+        if self._expected.state is ReadState.BROKEN:
+            return self._end(position)
+        if self._expected.state is ReadState.COMPLETE:
+            self._read = self._read_head
+        return position
+
+    def _read_head(self, text: str, position: int) -> int:
+        character = text[position]
+        if character == "{" and (name := self._name_of(self._head)):
+            self._name = name
+            self.has_begun = True
+            self._arguments = self._begin_arguments()
+            self._read = self._read_arguments
+            return position
+        if character in self._not_in_head or len(self._head) == MAX_HEAD_LENGTH:
+            return self._end(position)
+        self._head += character
+        return position + 1
+
+    def _read_arguments(self, text: str, position: int) -> int:
+        position = self._arguments.feed(text, position)
+        self._arguments_grew()
+        if self._arguments.state is ReadState.BROKEN:
+            return self._break(position)
+        if self._arguments.state is ReadState.COMPLETE:
+            return self._end_arguments(position)
+        return position
+
+
+def plain_name(name: str) -> str | None:
+    """``None`` for what no tool is called."""
+    is_name = name and not any(character in name for character in f"{WHITESPACE}[]<>\"'")
+    return name if is_name else None
