@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from inference.protocol.events import Failure, TooLong
 from inference.protocol.load import LoadFailure
+from inference.protocol.model_limit import ModelLimit
 from inference.text.errors import NoPlaceForToolsError, TemplateRenderError
 
 RETRY_AFTER_S = 5.0
@@ -149,27 +150,32 @@ def context_length_exceeded(
     )
 
 
-def prompt_too_long(num_tokens: int, context_tokens: int, param: str) -> Failure:
+def what_always_fits(limit: ModelLimit) -> str:
+    """The limits that ``/v1/models`` advertises, in words."""
+    return f"What always fits is {limit.input} of input beside {limit.output} of output"
+
+
+def prompt_too_long(num_tokens: int, limit: ModelLimit, param: str) -> Failure:
     message = (
-        f"this model's maximum context length is {context_tokens} tokens and the prompt has "
-        f"{num_tokens}, which leaves no room for an answer"
+        f"this model's maximum context length is {limit.context} tokens and the prompt has "
+        f"{num_tokens}, which leaves no room for an answer. {what_always_fits(limit)}"
     )
     return context_length_exceeded(
-        message, param, prompt_tokens=num_tokens, context_tokens=context_tokens
+        message, param, prompt_tokens=num_tokens, context_tokens=limit.context
     )
 
 
 def text_too_long(
-    least_tokens: int, num_bytes: int, bytes_per_token: int, context_tokens: int, param: str
+    least_tokens: int, num_bytes: int, bytes_per_token: int, limit: ModelLimit, param: str
 ) -> Failure:
     """Known from the text's size."""
     message = (
-        f"this model's maximum context length is {context_tokens} tokens and the prompt has at "
+        f"this model's maximum context length is {limit.context} tokens and the prompt has at "
         f"least {least_tokens}: it is {num_bytes} bytes long, and no token stands for more than "
-        f"{bytes_per_token}"
+        f"{bytes_per_token}. {what_always_fits(limit)}"
     )
     return context_length_exceeded(
-        message, param, prompt_tokens=least_tokens, context_tokens=context_tokens
+        message, param, prompt_tokens=least_tokens, context_tokens=limit.context
     )
 
 

@@ -12,6 +12,7 @@ from inference.neuron.requests.prompts.text_jobs import TextJobs
 from inference.protocol.generation import ChatInput
 from inference.protocol.heartbeat import Capability
 from inference.protocol.load import LoadReport, LoadSpec, spec_digest
+from inference.protocol.model_limit import ModelLimit, model_limit
 from inference.sandbox.caller import Caller
 from inference.sandbox.pool import WorkerPool
 from inference.text.answers.parts import ToolFormat
@@ -77,6 +78,14 @@ class ModelText:
         that it is forced to in plain JSON, which its grammar has."""
         is_forced = chat.tool_choice.mode == "required"
         return self.tool_format or (PlainFormat() if is_forced else None)
+
+    @property
+    def limit(self) -> ModelLimit:
+        """What ``/v1/models`` advertises."""
+        only_reads = self.report.kind != "generation"
+        return model_limit(
+            self.report.context_tokens, self.max_output_tokens, only_reads=only_reads
+        )
 
     @property
     def capabilities(self) -> list[Capability]:

@@ -16,6 +16,7 @@ from inference.neuron.errors import (
     max_output_exceeded,
     no_budget_for_answer,
     prompt_too_long,
+    what_always_fits,
 )
 from inference.protocol.generation import (
     ChatInput,
@@ -44,9 +45,10 @@ def answer_limit(
     """``max_output_tokens`` is the operator's bound. ``cap_output_tokens`` is what the budget of
     who asks still buys; it counts where they named no number, and the gateway has reserved what
     they named otherwise. Raises ``RequestRefusedError``."""
+    advertised = model_limit(context_tokens, max_output_tokens)
     left = context_tokens - num_prompt_tokens
     if left < 1:
-        failure = prompt_too_long(num_prompt_tokens, context_tokens, prompt_param(request.input))
+        failure = prompt_too_long(num_prompt_tokens, advertised, prompt_param(request.input))
         raise RequestRefusedError(failure)
     asked = request.sampling.max_tokens
     if asked is None and cap_output_tokens is not None:
@@ -64,11 +66,10 @@ def answer_limit(
         return AnswerLimit(left, "context")
     if asked is None:
         return AnswerLimit(left)
-    limit = model_limit(context_tokens, max_output_tokens)
     message = (
         f"this model's maximum context length is {context_tokens} tokens and you asked for "
         f"{num_prompt_tokens + asked}: {num_prompt_tokens} in the prompt and {asked} for the "
-        f"answer. What always fits is {limit.input} of input beside {limit.output} of output"
+        f"answer. {what_always_fits(advertised)}"
     )
     failure = context_length_exceeded(
         message, "max_tokens", prompt_tokens=num_prompt_tokens, context_tokens=context_tokens

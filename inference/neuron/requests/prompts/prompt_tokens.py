@@ -61,7 +61,7 @@ def _chat_tokens(
     token_ids = _encoded(chat_prompt(chat, text, max_tokens), chat, text, max_tokens)
     token_ids, found = placed(token_ids, images, vision)
     if max_tokens is not None and len(token_ids) > max_tokens:
-        failure = prompt_too_long(len(token_ids), text.report.context_tokens, prompt_param(chat))
+        failure = prompt_too_long(len(token_ids), text.limit, prompt_param(chat))
         raise RequestRefusedError(failure)
     return token_ids, found
 
@@ -86,7 +86,7 @@ def _encoded(
     one: str, given: ChatInput | TextInput, text: ModelText, max_tokens: int | None
 ) -> list[int]:
     """Refused by its size alone where that tells that it cannot fit."""
-    tokenizer, context_tokens = text.tokenizer, text.report.context_tokens
+    tokenizer = text.tokenizer
     least_tokens = tokenizer.least_tokens(one)
     if max_tokens is not None and least_tokens > max_tokens:
         assert tokenizer.most_bytes_per_token is not None, "a bound that rests on nothing"
@@ -94,7 +94,7 @@ def _encoded(
             least_tokens,
             num_bytes(one),
             tokenizer.most_bytes_per_token,
-            context_tokens,
+            text.limit,
             prompt_param(given),
         )
         raise RequestRefusedError(failure)
@@ -103,7 +103,7 @@ def _encoded(
     try:
         return tokenizer.encode(one, add_special_tokens=adds_special_tokens, max_tokens=max_tokens)
     except TooManyTokensError as error:
-        failure = prompt_too_long(error.num_tokens, context_tokens, prompt_param(given))
+        failure = prompt_too_long(error.num_tokens, text.limit, prompt_param(given))
         raise RequestRefusedError(failure) from None
 
 
@@ -121,8 +121,7 @@ def checked_ids(
     token_ids: list[int], given: TokensInput, text: ModelText, max_tokens: int | None
 ) -> list[int]:
     if max_tokens is not None and len(token_ids) > max_tokens:
-        context_tokens = text.report.context_tokens
-        failure = prompt_too_long(len(token_ids), context_tokens, prompt_param(given))
+        failure = prompt_too_long(len(token_ids), text.limit, prompt_param(given))
         raise RequestRefusedError(failure)
     vocab_size = text.report.vocab_size
     for token_id in token_ids:

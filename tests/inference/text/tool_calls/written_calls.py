@@ -240,14 +240,19 @@ def _gemma_writing(opens: str, closes: str, quote: str) -> Writing:
 
 def _pythonic(text: str) -> Calls:
     try:
-        plain = re.sub(r"\bnull\b", "None", text.strip())
-        body = ast.parse(plain, mode="eval").body
+        body = _JsonNames().visit(ast.parse(text.strip(), mode="eval")).body
         if not isinstance(body, ast.List):
             raise ValueError("no list")
         calls = [_python_call(one) for one in body.elts]
     except (SyntaxError, TypeError) as error:
         raise ValueError("no Python") from error
     return calls
+
+
+class _JsonNames(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        values = {"null": None, "true": True, "false": False}
+        return ast.Constant(values[node.id]) if node.id in values else node
 
 
 def _python_call(node: ast.expr) -> tuple[str, Arguments]:
@@ -303,7 +308,7 @@ WRITINGS: dict[str, Writing] = {
     ),
     "deepseek_v31": Writing(
         _head(DS_BEGIN, ds.SEPARATOR, DS_END),
-        _named(f"{DS_BEGIN}(\\S+?){ds.SEPARATOR}(.*?)(?:(?:{ds.CALL_END}|{ds.CALLS_END}).*)?"),
+        _named(f"{DS_BEGIN}(\\S+?){ds.SEPARATOR}(\\{{.*\\}})\\s*(?:<.*)?"),
     ),
     "kimi": Writing(
         _head(*KIMI, KIMI_END),

@@ -12,6 +12,7 @@ from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.requests.prompts.prompts import Prepared, prepare
 from inference.protocol.generation import (
     GenerationRequest,
+    TextInput,
     TokensInput,
 )
 from inference.protocol.sampling import SamplingOptions
@@ -37,6 +38,22 @@ def test_what_does_not_fit_is_refused(
         )
     assert refused.value.failure.code == "context_length_exceeded"
     assert refused.value.failure.too_long is not None
+    assert refused.value.failure.message.endswith(
+        "What always fits is 75 of input beside 25 of output"
+    )
+
+
+@pytest.mark.parametrize("given", ["q7" * 60, "x" * 100_000], ids=["by tokens", "by bytes alone"])
+def test_a_text_that_alone_is_too_long_is_refused_with_both_limits(
+    byte_level_dir: Path, given: str
+) -> None:
+    text = model_text(byte_level_dir, max_output_tokens=10)
+    with pytest.raises(RequestRefusedError) as refused:
+        prepared(text, TextInput(texts=[given]))
+    failure = refused.value.failure
+    assert failure.code == "context_length_exceeded"
+    assert "maximum context length is 100 tokens" in failure.message
+    assert failure.message.endswith("What always fits is 90 of input beside 10 of output")
 
 
 @pytest.mark.parametrize(
