@@ -153,25 +153,25 @@ class LoadView(OriginalView):
 
 
 class UnloadView(OriginalView):
-    """Also of a pinned model, which the control loads again."""
+    """Also of a pinned model. It stays unloaded until it is loaded, asked for, or its neuron
+    starts anew, as in the original."""
 
     @extend_schema(request=OpenApiTypes.OBJECT)
     def post(self, request: Request, name: str) -> Response:
         body = body_of(request, "model_id")
         model = text_in(body, "model_id")
         entry = selectors.catalogue_find(model)
+        model_name = model if entry is None else entry.name
         try:
-            job = services.unload_job_start(
-                actor=self.actor,
-                model_name=model if entry is None else entry.name,
-                neuron_name=name,
-                is_planned=True,
+            job = services.model_unload_to_stay(
+                actor=self.actor, model_name=model_name, neuron_name=name
             )
         except FleetError as error:
             raise ProblemError(404, error.code, str(error)) from error
         wait_for_job(job, timeout_s=UNLOAD_TIMEOUT_S)
         if job.status == LoadJobStatus.SUCCEEDED:
             return Response({"status": "unloaded"})
+        services.kept_unloaded_forget(model_name=model_name)
         raise ProblemError(404, "unload_failed", _why(job))
 
 

@@ -29,7 +29,14 @@ class CatalogueEntry(CatalogueSettings):
     """What its weights took when it was last loaded; ``None`` before the first load."""
     measured_loads: tuple[MeasuredLoad, ...] = ()
     """The last load on each neuron."""
+    unloaded_from: tuple[str, ...] = ()
+    """Neurons that it was unloaded from although it is kept loaded: so many replicas less are
+    kept."""
     created_unix_s: int = 0
+
+    @property
+    def effective_min_replicas(self) -> int:
+        return max(0, self.configured_min_replicas - len(self.unloaded_from))
 
     def needed_memory_bytes(self, neuron: str, device_kind: DeviceKind) -> int | None:
         """What must be free there for a load, by what loads took, else by what the operator

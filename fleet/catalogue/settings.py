@@ -523,8 +523,13 @@ class CatalogueSettings:
         return self.enabled and self.effective_min_replicas > 0
 
     @property
-    def effective_min_replicas(self) -> int:
+    def configured_min_replicas(self) -> int:
         return max(self.min_replicas, 1) if self.pinned else self.min_replicas
+
+    @property
+    def effective_min_replicas(self) -> int:
+        """How many are kept loaded now."""
+        return self.configured_min_replicas
 
 
 SETTINGS: dict[str, Setting] = {

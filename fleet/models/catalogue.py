@@ -7,7 +7,7 @@ from collections.abc import Collection
 from django.db import models
 
 from fleet.catalogue import CatalogueEntry
-from fleet.models.columns import CatalogueColumns, setting_constraints
+from fleet.models.columns import EMPTY_LIST, CatalogueColumns, setting_constraints
 
 
 class CatalogueModel(CatalogueColumns):
@@ -23,6 +23,14 @@ class CatalogueModel(CatalogueColumns):
         blank=True,
         editable=False,
         help_text="Measured when it was last loaded; placement goes by it.",
+    )
+    unloaded_from = models.JSONField(
+        default=list,
+        db_default=EMPTY_LIST,
+        blank=True,
+        editable=False,
+        help_text="Neurons that it was unloaded from although it is kept loaded, until it is "
+        "wanted again.",
     )
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
@@ -63,6 +71,7 @@ class CatalogueModel(CatalogueColumns):
             aliases=tuple(alias.name for alias in self.aliases.all()),
             weight_bytes=self.weight_bytes,
             measured_loads=tuple(row.measured_load() for row in self.load_measurements.all()),
+            unloaded_from=tuple(self.unloaded_from),
             created_unix_s=int(self.created_at.timestamp()),
             **self.setting_values(),
         )

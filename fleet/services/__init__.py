@@ -33,11 +33,13 @@ from fleet.services.invitations import (
     redis_users_apply,
     share_record,
 )
+from fleet.services.kept_unloaded import kept_unloaded_forget
 from fleet.services.load_jobs import (
     load_job_cancel,
     load_job_start,
     load_jobs_expire,
     model_unload_everywhere,
+    model_unload_to_stay,
     unload_job_start,
 )
 from fleet.services.model_loads import model_load_start
@@ -84,6 +86,7 @@ __all__ = [
     "downloads_record",
     "fleet_plan",
     "heartbeat_record",
+    "kept_unloaded_forget",
     "load_job_cancel",
     "load_job_start",
     "load_jobs_expire",
@@ -92,6 +95,7 @@ __all__ = [
     "model_reload_everywhere",
     "model_sleep_everywhere",
     "model_unload_everywhere",
+    "model_unload_to_stay",
     "model_wake_everywhere",
     "neuron_admit",
     "neuron_cut_off",

@@ -13,6 +13,7 @@ from fleet.catalogue import SETTINGS, SettingValue
 from fleet.errors import CatalogueValueError, ModelHasAdaptersError
 from fleet.models import Alias, CatalogueModel
 from fleet.services.catalogue_cache import catalogue_changed
+from fleet.services.kept_unloaded import kept_unloaded_forget
 from fleet.services.load_jobs import model_unload_everywhere
 from fleet.services.load_measurements import load_measurements_forget
 from metering.actor import Actor
@@ -20,6 +21,8 @@ from metering.models import AuditEntry
 from metering.services.audit import audit_entry_create, changes_of, values_of
 
 DECIDE_WEIGHTS = frozenset(name for name, setting in SETTINGS.items() if setting.decides_weights)
+
+REPLICAS_KEPT = frozenset({"enabled", "pinned", "min_replicas"})
 
 DELETION = "model.delete"
 """The audit's word."""
@@ -66,6 +69,8 @@ def catalogue_model_update(
         if is_another:
             load_measurements_forget(model=model)
         model.save(update_fields=update_fields)
+        if REPLICAS_KEPT & set(changed_fields):
+            kept_unloaded_forget(model_name=model.name)
         if changes := changes_of(before, model, changed_fields):
             audit_entry_create(
                 actor=actor, action="model.update", object_id=model.name, detail=changes

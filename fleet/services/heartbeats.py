@@ -34,6 +34,7 @@ from fleet.live.snapshot import FleetSnapshot, protocol_problems
 from fleet.live.wishes import Admission
 from fleet.models import CatalogueModel, Device, LoadJob, Neuron, NeuronWish, Replica
 from fleet.services.job_moves import adapter_unload_advance, load_job_advance
+from fleet.services.kept_unloaded import kept_unloaded_forget_neuron
 from fleet.services.load_measurements import prefill_averages_record
 from fleet.services.neurons import neuron_wish_of_first_sight
 from inference.protocol.heartbeat import (
@@ -155,6 +156,8 @@ def _neuron_record(
         ensure_transition(NEURON_TRANSITIONS, before, status)
         described["status_since"] = now
         logger.info("neuron %s was %s and is %s", neuron.name, before, status)
+    if neuron.epoch != heartbeat.epoch:
+        kept_unloaded_forget_neuron(neuron_name=neuron.name)
     described["drained_at"] = _drained_at(neuron, heartbeat, wish, now)
     if _differs(neuron, described) or now - neuron.last_seen_at >= REFRESH_EVERY:
         _write(neuron, described | seen)

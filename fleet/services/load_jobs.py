@@ -32,6 +32,7 @@ from fleet.services.job_claims import neuron_away
 from fleet.services.job_messages import send_drop_adapter, send_load, send_unload
 from fleet.services.job_moves import load_job_end
 from fleet.services.job_starts import job_create
+from fleet.services.kept_unloaded import kept_unloaded_forget, model_keep_unloaded
 from inference.protocol.load import LoadFailure
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create
@@ -61,6 +62,7 @@ def load_job_start(
     model, neuron = selectors.model_enabled(model_name), selectors.neuron_known(neuron_name)
     if (base := model.settings().base) is not None:
         raise PlacementRefusedError(f"{model.name} is an adapter: it is loaded beside {base}")
+    kept_unloaded_forget(model_name=model.name)
     job = LoadJob(
         kind=LoadJobKind.LOAD,
         model=model,
@@ -98,6 +100,17 @@ def unload_job_start(
     if not jobs.exists() and not replicas.exists():
         raise ReplicaNotFoundError(f"{model_name} is not loaded on {neuron_name}")
     return job_create(actor=actor, job=job, send=send_unload)
+
+
+def model_unload_to_stay(*, actor: Actor, model_name: str, neuron_name: str) -> LoadJob:
+    """The unload also of a model that is kept loaded, which stays unloaded until it is wanted
+    again. Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``."""
+    with transaction.atomic():
+        job = unload_job_start(
+            actor=actor, model_name=model_name, neuron_name=neuron_name, is_planned=True
+        )
+        model_keep_unloaded(model_name=model_name, neuron_name=neuron_name)
+    return job
 
 
 def model_unload_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:

@@ -184,6 +184,27 @@ def test_the_originals_unload_takes_a_pinned_model(
     assert [task[0] for task in sent.tasks] == ["neuron.unload_model"]
 
 
+@pytest.mark.parametrize(
+    ("ends", "status", "state"), [("succeeded", 200, "ready"), ("failed", 404, "pre_warming")]
+)
+def test_what_the_originals_unload_took_is_not_waited_for(
+    writer: Api, beat, sent, build, monkeypatch, ends: str, status: int, state: str
+) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="kept", source="pypi:kept", pinned=True)
+
+    def wait(job: LoadJob, *, timeout_s: float) -> bool:
+        failed = {} if ends == "succeeded" else {"failure_code": "unload_lost"}
+        LoadJob.objects.filter(pk=job.pk).update(status=ends, finished_at=job.created_at, **failed)
+        job.refresh_from_db()
+        return True
+
+    monkeypatch.setattr("fleet.api.original.wait_for_job", wait)
+    beat(replicas=[build.replica(model="kept")])
+    writer.post("neurons/beast/models/unload", {"model_id": "kept"}, status)
+    beat(replicas=[])
+    assert writer.get("neurons/beast/health")["activation"]["state"] == state
+
+
 def test_the_originals_load_refuses_flatly(writer: Api, model, beat, build, sent) -> None:
     beat(replicas=[build.replica()])
 
