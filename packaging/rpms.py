@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from release import Release
+from release_notes import rpm_changelog
 from staging import Package
 
 SPEC = """\
@@ -32,6 +33,9 @@ cp -a {root}/. %{{buildroot}}/
 %files
 %defattr(-,root,root,-)
 {files}
+
+%changelog
+{changelog}
 """
 POST = """\
 %pre
@@ -67,11 +71,12 @@ def missing_tool() -> str | None:
 def build(
     source: Path, packages: Sequence[Package], release: Release, out: Path, scratch: Path
 ) -> Iterator[Path]:
+    changelog = rpm_changelog((source / "CHANGELOG.md").read_text(encoding="utf-8"), release)
     for package in packages:
         top = scratch / "rpm" / package.name
         top.mkdir(parents=True)
         spec = top / f"{package.name}.spec"
-        spec.write_text(spec_text(package, release))
+        spec.write_text(spec_text(package, release, changelog))
         subprocess.run(
             [
                 *("rpmbuild", "-bb", "--quiet", "--define", f"_topdir {top}"),
@@ -89,7 +94,7 @@ def build(
             yield target
 
 
-def spec_text(package: Package, release: Release) -> str:
+def spec_text(package: Package, release: Release, changelog: str) -> str:
     version = release.package_version
     relations = []
     for name in package.depends:
@@ -115,6 +120,7 @@ def spec_text(package: Package, release: Release) -> str:
         root=package.root,
         scripts=scripts,
         files="\n".join(files),
+        changelog=changelog,
     )
 
 

@@ -131,5 +131,8 @@ def test_an_rpm_has_its_user_settings_and_unit(first: dict[str, bytes], out: Pat
     assert {"user(neuron)", "group(neuron)"} <= set(asked("--provides"))
     assert any(line.startswith("helexa-common = ") for line in asked("--requires"))
     assert {"gcc-c++", "gcc", "python3-devel"} == set(asked("--recommends"))
+    notes = asked("--changelog")
+    assert notes[0].startswith("* ") and any(line.startswith("- ") for line in notes)
+    assert any(line.endswith(" helexa - 0.1.0-1") for line in notes)
     scripts = "\n".join(asked("--scripts"))
     assert "useradd --system" in scripts and "systemctl try-restart neuron.service" in scripts
