@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 
 from inference.text.tool_calls.free_text import Expected
-from inference.text.tool_calls.json_scanner import WHITESPACE
 from inference.text.tool_calls.known_tools import KnownTools
 from inference.text.tool_calls.tagged_call import (
     FUNCTION,
@@ -80,14 +79,14 @@ class DsmlCall(TaggedCall):
         return position + 1
 
     def _read_attributes(self, text: str, position: int) -> int:
-        """A tag that says nothing leaves it to the tool's schema."""
+        """A tag that says nothing leaves it to the tool's schema. White space that the format does
+        not write may be what is left of a broken value."""
         character = text[position]
         if character == ">":
-            said = self._tag_text.strip(WHITESPACE)
-            self._tag_text = ""
-            if said not in (IS_TEXT, IS_JSON, ""):
+            said, self._tag_text = self._tag_text, ""
+            if said not in (f" {IS_TEXT}", f" {IS_JSON}", ""):
                 return self._break(position)
-            self._begin_value(is_text=said == IS_TEXT if said else None)
+            self._begin_value(is_text=said == f" {IS_TEXT}" if said else None)
             return position + 1
         if character in "<\n" or len(self._tag_text) > MAX_ATTRIBUTES_LENGTH:
             return self._break(position)

@@ -8,6 +8,7 @@ Gemma 3 has no format of its own: its templates ask for JSON or Python, as Llama
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
@@ -23,6 +24,8 @@ from inference.text.tool_calls.marked_calls import MarkedCallParser
 from inference.text.tool_calls.markers import special_marker_ids
 from inference.text.tool_calls.part_list import PartList
 
+BROKEN_NUMBER = re.compile(r"[+-].*|\.[0-9].*|[0-9]+\.|[0-9.]+[^0-9.:/-].*")
+"""What may have been a number before a character was lost or added."""
 FUNCTION_GEMMA = GemmaMarkers("<start_function_call>", "<end_function_call>", "<escape>")
 GEMMA_4 = GemmaMarkers("<|tool_call>", "<tool_call|>", '<|"|>')
 
@@ -69,11 +72,12 @@ class GemmaCall(HeadedCall):
     def _begin_arguments(self) -> GemmaArguments:
         return GemmaArguments([self._quote], takes_bare_text=self._takes_bare_text)
 
-    def _takes_bare_text(self, key: str | None) -> bool:
+    def _takes_bare_text(self, key: str | None, bare: str) -> bool:
         """Whether a bare word is a text that lacks its quotes, and not a broken number or literal.
-        ``key``: the argument's; ``None`` inside of one."""
+        ``key``: the argument's; ``None`` inside of one. Without a schema, what may be a broken
+        number has two readings."""
         if self._name not in self._tools:
-            return True
+            return BROKEN_NUMBER.fullmatch(bare) is None
         properties = self._tools.properties(self._name)
         return (
             key is not None

@@ -39,10 +39,10 @@ class GemmaArguments:
         self,
         quotes: Sequence[str],
         *,
-        takes_bare_text: Callable[[str | None], bool] = lambda key: True,
+        takes_bare_text: Callable[[str | None, str], bool] = lambda key, bare: True,
     ) -> None:
-        """``takes_bare_text``: whether an argument may be a text without quotes, given its key;
-        ``None`` stands for a value inside of another."""
+        """``takes_bare_text``: whether an argument may be a text without quotes, given its key and
+        the word; a key of ``None`` stands for a value inside of another."""
         self.state = ReadState.RUNNING
         self._quotes = quotes
         self._takes_bare_text = takes_bare_text
@@ -138,16 +138,16 @@ class GemmaArguments:
             return position + 1
         value = _LITERALS.get(bare, bare)
         if value not in _LITERALS.values() and not _NUMBER.fullmatch(value):
-            if not _BARE_TEXT.fullmatch(bare) or not self._may_be_text():
+            if not _BARE_TEXT.fullmatch(bare) or not self._may_be_text(bare):
                 return self._break(position)
             value = compact_json(bare)
         self._begin_value(value)
         self._end_value()
         return position
 
-    def _may_be_text(self) -> bool:
+    def _may_be_text(self, bare: str) -> bool:
         is_argument = self._open == ["}"]
-        return self._takes_bare_text(json.loads(self._key) if is_argument else None)
+        return self._takes_bare_text(json.loads(self._key) if is_argument else None, bare)
 
     def _read_text(self, text: str, position: int) -> int:
         position = self._text.feed(text, position)

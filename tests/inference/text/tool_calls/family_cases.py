@@ -98,6 +98,10 @@ CASES: dict[str, dict[str, tuple[str, Told]]] = {
             [("now", "{}")],
         ),
         "without its section": (DSML_LS, [LS]),
+        "white space in a tag that writes none": (
+            DSML_LS.replace('"true">', '"true" >').join(DSML_SECTION),
+            [DSML_LS.replace('"true">', '"true" >').join(DSML_SECTION)],
+        ),
         "a text of several lines is kept to the character": (
             DSML_LS.replace("ls", "\ncat <<E\n <a>\nE\n").join(DSML_SECTION),
             [("bash", '{"command":"\\ncat <<E\\n <a>\\nE\\n"}')],
@@ -254,6 +258,10 @@ CASES: dict[str, dict[str, tuple[str, Told]]] = {
         "a text without its markers": (
             "<start_function_call>call:f{a:Paris,b:01}<end_function_call>",
             [("f", '{"a":"Paris","b":"01"}')],
+        ),
+        "what may be a broken number of a tool without a schema": (
+            "<start_function_call>call:f{a:7e}<end_function_call>",
+            ["<start_function_call>call:f{a:7e}<end_function_call>"],
         ),
         "JSON": (
             '<start_function_call>call:f{"a": "x\\"y", "b": [1, 2]}<end_function_call>',
