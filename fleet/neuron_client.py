@@ -12,6 +12,7 @@ from fleet.errors import BrokerUnavailableError
 from helexa_site.celery import app
 from inference.protocol import keys
 from inference.protocol.downloads import DeleteSpec, PullSpec
+from inference.protocol.drills import FaultOrder
 from inference.protocol.load import LoadSpec
 
 LOAD_EXPIRES_S = 60
@@ -53,6 +54,11 @@ def send_cancel_pull(*, neuron_name: str, job_id: str) -> None:
 def send_delete_cached(*, neuron_name: str, spec: DeleteSpec) -> None:
     """Raises ``BrokerUnavailableError``."""
     _send(keys.TASK_DELETE_CACHED, neuron_name, [msgspec.to_builtins(spec)], DOWNLOAD_EXPIRES_S)
+
+
+def send_fault(*, neuron_name: str, order: FaultOrder) -> None:
+    """Raises ``BrokerUnavailableError``."""
+    _send(keys.TASK_INJECT_FAULT, neuron_name, [msgspec.to_builtins(order)], ASK_EXPIRES_S)
 
 
 def send_tell_log(*, neuron_name: str, ask_id: str, model_name: str, num_lines: int) -> None:

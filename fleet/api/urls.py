@@ -16,6 +16,7 @@ from fleet.api.downloads import (
     DownloadView,
     NeuronCachedView,
 )
+from fleet.api.drills import DrillView
 from fleet.api.hub import HubRepositoryView, HubSearchView
 from fleet.api.invitations import InvitationsView, InvitationView, PolicyView
 from fleet.api.jobs import (
@@ -46,6 +47,7 @@ urlpatterns = [
         path(f"neurons/<str:name>/{wish}", NeuronWishView.as_view(wish=wish))
         for wish in sorted(WISHES)
     ),
+    path("neurons/<str:name>/drill", DrillView.as_view(), name="api-neuron-drill"),
     path("neurons/<str:name>/cached", NeuronCachedView.as_view(), name="api-neuron-cached"),
     path("neurons/<str:name>/version", original.VersionView.as_view()),
     path("neurons/<str:name>/discovery", original.DiscoveryView.as_view()),

@@ -21,6 +21,7 @@ from fleet.services.downloads import (
     download_start,
     model_download_start,
 )
+from fleet.services.drills import fault_inject
 from fleet.services.heartbeats import (
     heartbeat_record,
     neuron_mark_away,
@@ -84,6 +85,7 @@ __all__ = [
     "download_start",
     "downloads_expire",
     "downloads_record",
+    "fault_inject",
     "fleet_plan",
     "heartbeat_record",
     "kept_unloaded_forget",

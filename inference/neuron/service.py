@@ -31,8 +31,10 @@ from inference.neuron.loads.downloads import Downloads
 from inference.neuron.loads.fetcher import Fetcher
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
+from inference.neuron.process.drills import Drills
 from inference.neuron.process.heartbeat import GatewayWatch, Heart, HeartbeatWriter
 from inference.neuron.process.name_lease import NameLease
+from inference.neuron.process.redis_client import Link
 from inference.neuron.process.specs import SpecStore
 from inference.neuron.process.survivors import Survivors
 from inference.neuron.replicas.by_model import Replicas
@@ -88,12 +90,14 @@ class NeuronService:
         cache_dir: Path = Path("var/models"),
         on_name_lost: Callable[[], None] = lambda: None,
         bodies: LoggedBodies = LOG_BODIES.default,
+        allows_drills: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``stall_limit_s``: how long gateways wait for a Redis that does not answer.
         ``load_stall_limit_s``: how long a load or download may make no progress; ``None``: for
         ever, by ``clock``. ``cache_dir``: where downloads go. ``on_name_lost``: another neuron has
-        this one's name; called once, by the heartbeat. ``bodies``: whose texts are logged."""
+        this one's name; called once, by the heartbeat. ``bodies``: whose texts are logged.
+        ``allows_drills``: operators may inject faults."""
         self.name = name
         self.epoch = uuid.uuid4().hex
         self.lease = NameLease(client, neuron=name, epoch=self.epoch)
@@ -144,12 +148,17 @@ class NeuronService:
             client, neuron=name, fetcher=self._fetcher, used_paths=self._replicas.weights_in_use
         )
         self.logs = EngineLogs(client, neuron=name)
+        link = client.connection_pool
+        self.drills = Drills(
+            is_allowed=allows_drills,
+            replicas=self._replicas,
+            link=link if isinstance(link, Link) else None,
+        )
+        self._engine_command = engine_command
         self._context = ReplicaContext(
             table=self._table,
             publish=self._publisher.publish,
-            start_engine=lambda spec: EngineProcess(
-                spec, engine_command, on_line=self.logs.writer(spec.model)
-            ),
+            start_engine=self._start_engine,
             workers=self._workers,
             marks=self._marks,
             loads=self._loads,
@@ -241,6 +250,7 @@ class NeuronService:
             replicas=[replica.state() for replica in self._replicas.all()],
             is_leaving=self._is_leaving,
             thread_problems=[*thread_problems(), *self._stuck],
+            allows_drills=self.drills.is_allowed,
             is_ready=self._is_ready,
         )
 
@@ -305,6 +315,11 @@ class NeuronService:
         if replica is None:
             raise RequestRefusedError(model_not_loaded(model))
         return replica.take_request()
+
+    def _start_engine(self, spec: LoadSpec) -> EngineProcess:
+        """Raises ``OSError``."""
+        self.drills.check_start(spec.model)
+        return EngineProcess(spec, self._engine_command, on_line=self.logs.writer(spec.model))
 
     def _discard(self, load: Load) -> None:
         self._fetcher.remove(load.new_files, self._replicas.weights_of_others(load))

@@ -1,5 +1,6 @@
 """The subcommands of ``manage.py neurons``."""
 
+from fleet.management.neuron_commands.drill import Drill
 from fleet.management.neuron_commands.invite import (
     INVITE,
     LIST_INVITATIONS,
@@ -30,4 +31,5 @@ SUBCOMMANDS = (
     Wish("drain", "place nothing new there; what runs finishes"),
     Wish("resume", "end a drain"),
     Remove(),
+    Drill(),
 )

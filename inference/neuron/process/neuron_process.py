@@ -14,6 +14,7 @@ from inference.neuron.host.device_sampler import DeviceSampler
 from inference.neuron.host.simulated_devices import SimulatedDevices
 from inference.neuron.loads.watch import load_stall_limit_s
 from inference.neuron.process.celery_app import create_app, create_worker
+from inference.neuron.process.drills import allows_drills
 from inference.neuron.process.earlier_life import EarlierLife
 from inference.neuron.process.ending import EXIT_NAME_LOST, Ending
 from inference.neuron.process.name_lease import NameHeldError
@@ -70,6 +71,7 @@ def run(name: str) -> int:
         cache_dir=data_dir / "models",
         on_name_lost=ending.name_is_lost,
         bodies=_logged_bodies(),
+        allows_drills=allows_drills(os.environ),
     )
     try:
         service.lease.acquire(EarlierLife(data_dir, name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
@@ -56,15 +57,31 @@ class AccessRefusal:
             raise InvitationVoidError(str(error)) from error
 
 
+class Link(redis.ConnectionPool):
+    """The connections of one client, which a drill may cut for a while."""
+
+    _dropped_until_s = 0.0
+
+    def drop(self, lasts_s: float) -> None:
+        """Closes what is idle; for so long commands fail as they do where Redis is away."""
+        self._dropped_until_s = time.monotonic() + lasts_s
+        self.disconnect(inuse_connections=False)
+
+    def get_connection(self, *args: Any, **options: Any) -> Any:
+        if time.monotonic() < self._dropped_until_s:
+            raise redis.ConnectionError("the link is dropped for a drill")
+        return super().get_connection(*args, **options)
+
+
 def connect(redis_url: str) -> redis.Redis:
     """Bytes in and out. A command is sent once: a repeated XADD would be a repeated event."""
-    client: redis.Redis = redis.Redis.from_url(
+    link = Link.from_url(
         redis_url,
         socket_timeout=SOCKET_TIMEOUT_S,
         socket_connect_timeout=SOCKET_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
     )
-    return client
+    return redis.Redis.from_pool(link)
 
 
 def ensure_trusted(error: redis.RedisError) -> None:

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -239,6 +240,13 @@ class Replica:
     def kill(self) -> None:
         if (run := self._run) is not None:
             run.engine.kill()
+
+    def strike(self, blow: Callable[[EngineProcess], None]) -> bool:
+        """For drills: whether there was an engine to get it."""
+        run = self._run
+        if run is not None:
+            blow(run.engine)
+        return run is not None
 
     def wait_gone(self, timeout_s: float | None = None) -> bool:
         return self._gone.wait(timeout_s)

@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("fleet", "0028_chat_template"),
+        ("fleet", "0029_quantization_q5_q6"),
     ]
 
     operations = [
