@@ -181,7 +181,11 @@ MODELS = (
         rest="POST /api/catalogue/{name}/unload",
         command="models unload",
         admin="fleet.cataloguemodel: action unload_selected",
-        services=("load_jobs.unload_job_start", "load_jobs.model_unload_everywhere"),
+        services=(
+            "load_jobs.unload_job_start",
+            "load_jobs.model_unload_everywhere",
+            "load_jobs.model_unload_to_stay",
+        ),
     ),
     Deed(
         noun="models and adapters",

@@ -30,6 +30,9 @@ WITHOUT_AN_ACTOR = {
     # Parts of other services' transactions.
     "metering.services.audit.revision_bump": "the service that calls it is audited",
     "fleet.services.load_measurements.load_measurements_forget": "its caller is audited",
+    "fleet.services.kept_unloaded.model_keep_unloaded": "the unload that calls it is audited",
+    "fleet.services.kept_unloaded.kept_unloaded_forget": "its caller is audited",
+    "fleet.services.kept_unloaded.kept_unloaded_forget_neuron": "a neuron's report",
     # What machines report, each second.
     "fleet.services.heartbeats.heartbeat_record": "a neuron's report",
     "fleet.services.heartbeats.report_record": "a neuron's report",
