@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
-from inference.neuron.request_details import ChoiceDetails
 from inference.neuron.requests.answers.choice_events import ChoiceEvents
 from inference.neuron.requests.answers.echo import Echo
 from inference.neuron.requests.answers.prompt_scores import PromptScores
 from inference.neuron.requests.answers.text_logprobs import text_logprob
+from inference.neuron.requests.request_details import ChoiceDetails
 from inference.protocol.engine import (
     SequencesEmbedded,
     SequenceStep,

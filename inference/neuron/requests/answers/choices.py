@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.request_details import ChoiceDetails, RequestDetails
 from inference.neuron.requests.answers.answers import Answer, Choice
 from inference.neuron.requests.answers.echo import echo_of
 from inference.neuron.requests.answers.prompt_scores import PromptScores
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.requests.prompts.prompts import Prepared
+from inference.neuron.requests.request_details import ChoiceDetails, RequestDetails
 from inference.protocol.events import Failure
 from inference.protocol.generation import ChatInput, GenerationRequest
 from inference.text.answers.choice_text import ChoiceText

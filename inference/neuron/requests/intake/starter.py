@@ -23,7 +23,6 @@ from inference.neuron.errors import (
     wrong_kind,
 )
 from inference.neuron.replicas.engine_process import EngineProcess
-from inference.neuron.request_details import details_of
 from inference.neuron.requests.answers.choices import build_answer
 from inference.neuron.requests.answers.embedding_answers import EmbeddingAnswer, Pairing
 from inference.neuron.requests.live_request import AddressedEvent, Answer, sequence_id
@@ -34,6 +33,7 @@ from inference.neuron.requests.prompts.prompt_images import sequence_images
 from inference.neuron.requests.prompts.prompts import Prepared, count_tokens, prepare
 from inference.neuron.requests.prompts.sampling_params import used_sampling
 from inference.neuron.requests.prompts.tokenizing import tokenized
+from inference.neuron.requests.request_details import details_of
 from inference.neuron.requests.request_table import RequestTable
 from inference.protocol.engine import EmbedSequences, SubmitSequence
 from inference.protocol.events import Accepted, Failure, TokensCounted

@@ -86,7 +86,7 @@ def logged(
     return [
         record.getMessage()
         for record in caplog.records
-        if record.name == "inference.neuron.request_details"
+        if record.name == "inference.neuron.requests.request_details"
     ]
 
 
