@@ -131,3 +131,11 @@ def test_a_version_that_is_none_or_not_newer_is_refused(clone: Path, version: st
 def test_a_tag_that_is_there_is_refused(clone: Path) -> None:
     git(clone, "tag", f"v{NEXT}")
     assert f"there is a tag v{NEXT} already" in released(clone)
+
+
+def test_entries_that_are_not_sorted_are_refused(clone: Path) -> None:
+    changelog = clone / "CHANGELOG.md"
+    changelog.write_text(changelog.read_text().replace("### Added\n\n- A thing", "- A thing"))
+    git(clone, "commit", "--quiet", "-am", "changelog: not sorted")
+    assert "not under Added" in released(clone)
+    assert git(clone, "tag", "--list") == ""
