@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Protocol, TypeVar
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -27,6 +28,26 @@ class Case(Protocol):
     def shared_bytes(self) -> int:
         """Compiles it. Raises whatever the compiler raises."""
         ...
+
+
+AnyCase = TypeVar("AnyCase", bound=Case)
+
+
+def chosen_cases(
+    arguments: list[str],
+    some_cases: Callable[[int, int], Iterable[AnyCase]],
+    diagonal: Callable[[], Iterable[AnyCase]],
+) -> Iterable[AnyCase]:
+    """Of a program's arguments: ``diagonal``, or an architecture and, if not all cases of it, the
+    stride through them."""
+    if arguments == ["diagonal"]:
+        return diagonal()
+    architecture, stride = [*arguments, "1"][:2]
+    return some_cases(int(architecture), int(stride))
+
+
+def every_nth(cases: Iterable[AnyCase], first: int, stride: int) -> Iterator[AnyCase]:
+    return islice(cases, first % stride, None, stride)
 
 
 def compile_all(cases: Iterable[Case]) -> int:

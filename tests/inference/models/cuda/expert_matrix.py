@@ -2,9 +2,10 @@
 architecture or, of a few formats, for several.
 
     python -m tests.inference.models.cuda.expert_matrix 80
+    python -m tests.inference.models.cuda.expert_matrix 80 31
     python -m tests.inference.models.cuda.expert_matrix diagonal
 
-Prints and ends as ``kernel_matrix`` does.
+Chooses, prints and ends as ``kernel_matrix`` does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ import torch
 from inference.models.cuda.expert_kernels import expert_matmul_kernel
 from inference.models.cuda.experts import DENSE_TILES, DENSE_WARPS, pack_expert
 from inference.models.cuda.packed import TILES
-from tests.inference.models.cuda.compiling import compile_all, compiled_kernel
+from tests.inference.models.cuda.compiling import (
+    chosen_cases,
+    compile_all,
+    compiled_kernel,
+    every_nth,
+)
 from tests.inference.models.cuda.random_experts import K_KINDS, KINDS, random_expert
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
@@ -88,6 +94,10 @@ def all_cases(architecture: int) -> Iterator[Case]:
                 yield Case(architecture, kind, tile_rows, gathers)
 
 
+def some_cases(architecture: int, stride: int) -> Iterator[Case]:
+    return every_nth(all_cases(architecture), ARCHITECTURES.index(architecture), stride)
+
+
 def diagonal() -> Iterator[Case]:
     yield Case(80, "dense", 64)
     yield Case(80, "MXFP4", 8)
@@ -96,5 +106,4 @@ def diagonal() -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    which = sys.argv[1]
-    sys.exit(compile_all(diagonal() if which == "diagonal" else all_cases(int(which))))
+    sys.exit(compile_all(chosen_cases(sys.argv[1:], some_cases, diagonal)))

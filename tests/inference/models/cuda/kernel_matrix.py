@@ -3,8 +3,10 @@ family of models can ask for, to machine code of one architecture or, of each ke
 combinations for every architecture.
 
     python -m tests.inference.models.cuda.kernel_matrix 80
+    python -m tests.inference.models.cuda.kernel_matrix 80 31
     python -m tests.inference.models.cuda.kernel_matrix diagonal
 
+The second form compiles one in 31 combinations of attention, others for each architecture.
 Prints a line for each combination: its words, and the bytes of shared memory that it takes.
 Ends with 1, naming each, where any does not compile or fits the card in none of the tunings that a
 load tries: it would take a slower path there.
@@ -24,7 +26,13 @@ from inference.models.cuda.attention import TUNINGS, Tuning, padded
 from inference.models.cuda.attention_kernels import decode_kernel, prefill_kernel, reduce_kernel
 from inference.models.cuda.rotation import padded_groups
 from inference.models.cuda.rotation_kernels import rotate_kernel
-from tests.inference.models.cuda.compiling import SHARED_KIB, compile_all, compiled_kernel
+from tests.inference.models.cuda.compiling import (
+    SHARED_KIB,
+    chosen_cases,
+    compile_all,
+    compiled_kernel,
+    every_nth,
+)
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -86,6 +94,14 @@ def all_cases(architecture: int) -> Iterator[Case]:
         yield Case("reduce", architecture, head_dim, "bf16", window, scores)  # type: ignore[arg-type]
     for head_dim, kv_format, has_norm in product(HEAD_DIMS, formats, (False, True)):
         yield Case("rotate", architecture, head_dim, kv_format, has_norm=has_norm)
+
+
+def some_cases(architecture: int, stride: int) -> Iterator[Case]:
+    """All of rotation, which compiles quickly, and one in ``stride`` of the others."""
+    cases = list(all_cases(architecture))
+    yield from (case for case in cases if case.kernel == "rotate")
+    slow = [case for case in cases if case.kernel != "rotate"]
+    yield from every_nth(slow, ARCHITECTURES.index(architecture), stride)
 
 
 def diagonal() -> Iterator[Case]:
@@ -161,5 +177,4 @@ def compiled(case: Case, tuning: Tuning) -> Any:
 
 
 if __name__ == "__main__":
-    which = sys.argv[1]
-    sys.exit(compile_all(diagonal() if which == "diagonal" else all_cases(int(which))))
+    sys.exit(compile_all(chosen_cases(sys.argv[1:], some_cases, diagonal)))
