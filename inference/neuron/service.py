@@ -24,10 +24,10 @@ from inference.build import this_build
 from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuron_stopping
 from inference.neuron.events.publisher import EventPublisher
 from inference.neuron.events.usage_reports import UsageReportBook, send_due
-from inference.neuron.failed_loads import FailedLoads
 from inference.neuron.host.device_sampler import Devices
 from inference.neuron.loads.admission import LoadAdmission
 from inference.neuron.loads.downloads import Downloads
+from inference.neuron.loads.failed_loads import FailedLoads
 from inference.neuron.loads.fetcher import Fetcher
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue

@@ -22,8 +22,8 @@ import pynvml
 
 from inference.loading.host_memory import host_memory
 from inference.neuron.host.cuda_cards import CudaCard, card_now, list_cards, visible_cards
+from inference.neuron.host.versions import driver_cuda, installed_torch
 from inference.neuron.replicas.held_memory import held_bytes
-from inference.neuron.versions import driver_cuda, installed_torch
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
 from inference.settings.neuron import DEVICE
 

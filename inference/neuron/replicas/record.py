@@ -20,11 +20,11 @@ from inference.neuron.errors import (
     model_not_loaded,
     model_recovering,
 )
+from inference.neuron.loads.retry_conditions import waits_for_time
 from inference.neuron.loads.watch import LoadWatch
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.restart_policy import RestartPolicy
 from inference.neuron.requests.prompts.model_text import ModelText
-from inference.neuron.retry_conditions import waits_for_time
 from inference.protocol.engine import EngineStats
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import (

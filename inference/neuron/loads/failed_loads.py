@@ -20,8 +20,8 @@ from inference.loading.sources.disk import free_disk_bytes
 from inference.loading.sources.hub_cache import hub_cache_dir
 from inference.loading.sources.source_identity import hub_identity, local_identity, weights_identity
 from inference.neuron.loads.load import Load
+from inference.neuron.loads.retry_conditions import Conditions, has_improved
 from inference.neuron.replicas.replica import Replica
-from inference.neuron.retry_conditions import Conditions, has_improved
 from inference.protocol.load import LoadSpec
 from inference.supervised_threads import SupervisedThread
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from inference.loading.sources.source_identity import hub_identity, local_identity
-from inference.neuron import failed_loads
-from inference.neuron.failed_loads import ASK_HUB_S, FailedLoads
+from inference.neuron.loads import failed_loads
+from inference.neuron.loads.failed_loads import ASK_HUB_S, FailedLoads
 from inference.neuron.loads.load import Load
 from inference.protocol.load import LoadFailure, LoadSpec
 from tests.inference.neuron.loads.test_downloads import ENGINE_THAT_REFUSES, PYTHON

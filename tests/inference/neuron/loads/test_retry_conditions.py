@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.neuron.retry_conditions import (
+from inference.neuron.loads.retry_conditions import (
     MAX_CHANCES,
     MORE_MEMORY_BYTES,
     Conditions,
