@@ -2,7 +2,7 @@
 architecture or, of a few formats, for several.
 
     python -m tests.inference.models.cuda.expert_matrix 80
-    python -m tests.inference.models.cuda.expert_matrix 80 31
+    python -m tests.inference.models.cuda.expert_matrix 80 11
     python -m tests.inference.models.cuda.expert_matrix diagonal
 
 Chooses, prints and ends as ``kernel_matrix`` does.
