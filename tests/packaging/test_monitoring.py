@@ -80,7 +80,7 @@ def exported() -> dict[str, set[str]]:
             series.setdefault(family.name + ("_total" if family.type == "counter" else ""), set())
         for sample in family.samples:
             series.setdefault(sample.name, set()).update(sample.labels)
-    for path in (ROOT / "inference" / "gateway").glob("*.py"):
+    for path in (ROOT / "inference" / "gateway").rglob("*.py"):
         series.update((name, set()) for name in WATCHED.findall(path.read_text()))
     return series
 

@@ -25,7 +25,7 @@ GIB = 1024**3
 PURE = [Path(module.__file__ or "") for module in (absences, measurements, snapshot, turns)] + [
     path
     for package in (catalogue, placement)
-    for path in sorted(Path(package.__file__ or "").parent.glob("*.py"))
+    for path in sorted(Path(package.__file__ or "").parent.rglob("*.py"))
 ]
 TINY = CatalogueEntry(name="tiny", source="pypi:tiny")
 MEASURED = replace(TINY, weight_bytes=4 * GIB)
