@@ -65,7 +65,7 @@ def test_a_stalled_engine_is_ended_by_the_silence_limit(
 ) -> None:
     (engine,) = running_engines()
     service.drills.inject(FaultOrder(fault=Fault.STALL_ENGINE, model="m", lasts_s=600))
-    assert engine.status() == psutil.STATUS_STOPPED
+    wait_until(lambda: engine.status() == psutil.STATUS_STOPPED)
     wait_until(lambda: gateway.replica().num_restarts > 0)
     gateway.wait_status("ready")
     assert answers(service, gateway)
