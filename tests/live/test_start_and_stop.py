@@ -98,7 +98,8 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
         _, alive = psutil.wait_procs(children, timeout=WAIT_TIMEOUT_S)
     finally:
         first.end()
-    second = Serve(run_dir / "var", "--no-model", port=first.port, **engine)
+    drain = {"HELEXA_DRAIN_SECONDS": "3", "HELEXA_NEURON_DRAIN_S": "3"}
+    second = Serve(run_dir / "var", "--no-model", port=first.port, **engine, **drain)
     try:
         second.wait_ready()
         yield Lives(first, page, len(children), len(alive), second, model)
