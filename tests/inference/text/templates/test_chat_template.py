@@ -53,7 +53,8 @@ def test_precedence(tmp_path: Path) -> None:
     assert find_templates(tmp_path, None).default == "json"
     (tmp_path / "chat_template.jinja").write_text("jinja")
     assert find_templates(tmp_path, None).default == "jinja"
-    assert find_templates(tmp_path, "spec").default == "spec"
+    (tmp_path / "own.jinja").write_text("own")
+    assert find_templates(tmp_path, f"file:{tmp_path / 'own.jinja'}").default == "own"
 
 
 def test_a_named_list_has_a_template_for_tools(tmp_path: Path) -> None:
