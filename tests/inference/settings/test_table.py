@@ -35,6 +35,7 @@ READ = re.compile(r"""environ(ment)?(\.get\(|\[)["'](HELEXA|REDIS|DATABASE)_\w+[
 NO_SETTINGS = {
     *("HELEXA_ALOW_ANONYMOUS", "HELEXA_MAX_BODY_BYTE", "HELEXA_COLOUR"),  # misspelt by tests
     "HELEXA_MULTIPLIES_PAIRS",  # a macro of the native code, named by a decision
+    "HELEXA_KERNEL_STRIDE",  # how many kernels a test compiles
 }
 MODULES = (storage, gateway, neuron, installation, commands)
 OF_LIBRARIES = {"HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CC", "CXX"}
