@@ -26,8 +26,8 @@ DATABASE_TESTS = (
     "test_services_heartbeats.py",
     "test_services_load_jobs.py",
     "test_services_load_measurements.py",
-    "test_reports.py",
-    "test_leadership.py",
+    "../hostile/test_heartbeats.py",
+    "control/test_leadership.py",
     "../inference/conversations/test_storage.py",
     "../helexa_site/test_login_throttle.py",
 )
