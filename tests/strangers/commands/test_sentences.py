@@ -24,6 +24,7 @@ SCRIPTS = {
     "nightly": ("--help", "--no-such-flag", "--files none"),
     "try-clients": ("--help", "--no-such-flag"),
     "in-environment": ("", "no_such_package no.such.module"),
+    "release": ("", "--help", "--no-such-flag", "not-a-version"),
     "rolling-deploy": ("", "--help", "--no-such-flag", "--upgrade", "--upgrade true"),
     "validate-neuron": ("", "--help"),
 }
