@@ -43,9 +43,17 @@ class CsvRenderer(BaseRenderer):
 @extend_schema(exclude=True)
 class UnknownUrlView(APIView):
     def get(self, _request: Request) -> Response:
-        raise ProblemError(404, "unknown_url", "There is nothing at this URL.")
+        raise _unknown_url()
 
     post = put = patch = delete = get
+
+    def answer(self, _call: object, **_ids: str) -> Response:
+        """What a command gets that names a thing as no URL names one."""
+        return self.handle_exception(_unknown_url())
+
+
+def _unknown_url() -> ProblemError:
+    return ProblemError(404, "unknown_url", "There is nothing at this URL.")
 
 
 class MeView(APIView):

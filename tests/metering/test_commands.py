@@ -347,3 +347,9 @@ class TestUsage:
         assert "comes after" in refused("usage", "--from=2026-01-03", "--to=2026-01-02")
         assert "no account" in refused("usage", "--account=nobody", code=3)
         assert "invalid choice" in refused("usage", "--by=week")
+
+
+def test_a_name_that_no_url_has_is_not_found() -> None:
+    with pytest.raises(CommandError, match="nothing at this URL") as refused:
+        call_command("budgets", "show", "no-such-thing")
+    assert refused.value.returncode == ExitCode.NOT_FOUND
