@@ -33,7 +33,7 @@ PEERS: dict[Bits, tuple[str, ...]] = {
     6: ("Q6_K",),
     8: ("Q8_0",),
 }
-"""By the bits of a code."""
+"""Keys are the bits of a code; values are the GGUF types of about the same size."""
 FILE_TYPES = {
     "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
     "Q4_1": gguf.LlamaFileType.MOSTLY_Q4_1,

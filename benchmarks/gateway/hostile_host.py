@@ -159,7 +159,7 @@ def many_held_ids(evil: Evil) -> None:
 
 
 def foreign_held_ids(evil: Evil) -> None:
-    """It lists as held ids of other hosts, and not what it was sent."""
+    """The host reports ids of other hosts' requests as held, and leaves out its own."""
     for beat in range(1, 6):
         ids = [f"req_{beat}_{number}" for number in range(MAX_HELD)]
         listed = HeldRequests(epoch="e", beat=beat + time.monotonic_ns(), request_ids=ids)

@@ -167,7 +167,7 @@ def _cards(heartbeat: NeuronHeartbeat) -> list[DeviceInfo]:
 
 
 def _is_loaded_as(entry: CatalogueEntry, quant: str) -> bool:
-    """By the file's name, our word for what it is quantised to, or the original's."""
+    """Whether ``quant`` is the entry's file, its quantization, or the original's name of that."""
     name = quant.lower()
     of_original = QUANTIZATION_OF_NAME.get(name)
     return name == (entry.file or "").lower() or entry.quantization in (name, of_original)

@@ -22,4 +22,4 @@ QUANTIZATION_OF_NAME: dict[str, Quantization] = {
     for bits, quantization in QUANTIZATION_OF_BITS.items()
     for layout in LAYOUTS
 }
-"""By the name in small letters: `q4k`, `q5_1`, `q8_0`."""
+"""Keys are names in lower case: `q4k`, `q5_1`, `q8_0`."""

@@ -51,7 +51,7 @@ class ReplicaView:
     num_failed_loads: int = 0
     """Loads of it that failed there in a row, the last one included."""
     is_unchanged: bool = False
-    """It failed, and nothing has changed since that the next load could profit from."""
+    """The load failed, and nothing that could make the next one succeed has changed since."""
     in_flight: int = 0
     queue_depth: int = 0
     kv_blocks_used: int = 0

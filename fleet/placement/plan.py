@@ -47,8 +47,8 @@ class Jobs:
     unloading: frozenset[tuple[str, str]] = frozenset()
     """(model, neuron) of unloads that are under way; those that fall asleep are among them."""
     to_restore: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By neuron, the models that were loaded there before it was drained, or before they left a
-    device of it for another model, and are not yet again; the last used first."""
+    """Keys are neurons. Values are the models that were loaded there before a drain, or before they
+    made room for another model, and that are not loaded again yet; the last used first."""
     evicting: frozenset[tuple[str, str]] = frozenset()
     """(model, neuron) of what is to leave for loads that are under way."""
     num_failures: Mapping[str, int] = field(default_factory=dict)

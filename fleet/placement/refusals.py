@@ -35,7 +35,7 @@ def never_loads(entry: CatalogueEntry, failed: ReplicaView) -> Reject:
 
 
 def _model_id(entry: CatalogueEntry) -> str:
-    """Where its files are is a host's own affair."""
+    """The source as clients see it: a host's local paths are left out."""
     return f"path:{entry.name}" if entry.source.startswith(LOCAL_SOURCE) else entry.source
 
 

@@ -32,8 +32,8 @@ TURN_LOADS = 2.0
 that a card whose models take turns computes for at least two thirds of the time."""
 
 COST_OF_MOVING = 0.5
-"""Of a load from files, where a model that leaves can be loaded elsewhere in free memory: the load
-is made, and no request waits for it."""
+"""The cost, where a load from files is 1, of evicting a model that fits into free memory elsewhere:
+the load is made there, and no request waits for it."""
 
 UNKNOWN_MODEL_PRIORITY = -1
 """The priority of a model that the catalogue does not offer (any more): nobody can ask for it."""
