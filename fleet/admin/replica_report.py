@@ -11,11 +11,11 @@ from django.utils import timezone
 from fleet.lifecycles import LoadJobStatus
 from fleet.management.sizes import size_text
 from fleet.models import LoadJob, Replica
+from metering.ledger.entries import ENDED_WELL
 from metering.models import LedgerEntry
 
 ERRORS_FOR = timedelta(days=1)
 MAX_ERRORS = 10
-NO_ERRORS = ("finished", "cancelled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def recent_errors(replica: Replica) -> list[RecentError]:
     since = timezone.now() - ERRORS_FOR
     requests = LedgerEntry.objects.filter(
         at__gte=since, model=replica.model_name, neuron=replica.neuron.name
-    ).exclude(outcome__in=NO_ERRORS)
+    ).exclude(outcome__in=ENDED_WELL)
     jobs = LoadJob.objects.filter(
         status=LoadJobStatus.FAILED,
         model_name=replica.model_name,

@@ -13,8 +13,15 @@ Amounts are integers: tokens and micro-USD.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from metering.prices import FREE, Prices
+
+FINISHED = "finished"
+CANCELLED = "cancelled"
+ENDED_WELL = frozenset({FINISHED, CANCELLED})
+WHO_AND_WHAT = ("account", "key", "model", "neuron", "endpoint", "client")
+TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +69,10 @@ class Narrow:
 class Settle:
     """The one ledger entry of a request. A second one of the same id charges nothing.
 
+    This is the list of a settled request's fields. The gateway's ``RequestOutcome`` carries it;
+    the ledger's columns, the log line, the metrics and the spool read it by the names of
+    ``WHO_AND_WHAT`` and ``TOKENS``, which ``Receipt`` and ``Usage`` use as well.
+
     ``budgets`` are those that it reserved on. What it used is charged where its reservation still
     stands, at most as much as is reserved there.
     """
@@ -87,6 +98,14 @@ class Settle:
     """Its family, by the User-Agent: one of a fixed set of words, never the header's text."""
 
     @property
+    def who_and_what(self) -> dict[str, str]:
+        return fields_of(self, WHO_AND_WHAT)
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        return fields_of(self, TOKENS)
+
+    @property
     def cost_micro_usd(self) -> int:
         return self.prices.cost_micro_usd(
             prompt_tokens=self.prompt_tokens,
@@ -104,3 +123,8 @@ class Release:
 
 
 Operation = Reserve | Narrow | Settle | Release
+
+
+def fields_of(record: object, names: tuple[str, ...]) -> dict[str, Any]:
+    """These fields of a record that declares them under the same names."""
+    return {name: getattr(record, name) for name in names}

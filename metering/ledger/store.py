@@ -16,14 +16,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
+from typing import Any, cast
 
 from django.db import connections, transaction
 from django.db.backends.utils import CursorWrapper
 
 from metering.errors import QuotaExceededError
 from metering.ledger.book import Book, BudgetState, Unit
-from metering.ledger.entries import Granted, Narrow, Operation, Release, Reserve, Settle
+from metering.ledger.entries import (
+    ENDED_WELL,
+    TOKENS,
+    WHO_AND_WHAT,
+    Granted,
+    Narrow,
+    Operation,
+    Release,
+    Reserve,
+    Settle,
+)
 from metering.ledger.windows import Window
+from metering.models import LedgerEntry
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +49,15 @@ EPOCH, NAIVE_EPOCH = datetime(1970, 1, 1, tzinfo=UTC), datetime(1970, 1, 1)
 HOUR_US = 3_600_000_000
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
-ENDED_WELL = frozenset({"finished", "cancelled"})
 
-USED = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "cost_micro_usd")
-WORDS = ("account", "key", "model", "neuron", "endpoint", "client", "outcome")
+USED = (*TOKENS, "cost_micro_usd")
+WORDS = (*WHO_AND_WHAT, "outcome")
 TIMES = ("time_to_first_token_ms", "duration_ms")
 LEDGER_COLUMNS = ("request_id", "at", *WORDS, *USED, *TIMES)
 USED_FROM = LEDGER_COLUMNS.index(USED[0])
 USED_TO = USED_FROM + len(USED)
+MAX_CHARS: list[int] = [cast(Any, LedgerEntry._meta.get_field(name)).max_length for name in WORDS]
+words_of, used_of = attrgetter(*WORDS), attrgetter(*USED)
 SUMS = ("requests", "failed_requests", *USED)
 HOUR_KEYS = ("hour", "account", "key", "model")
 
@@ -170,18 +184,8 @@ def _entry(settle: Settle, using: str) -> Row:
     return (
         settle.request_id,
         _stored(_ended_us(settle), using),
-        _word(settle.account, 64),
-        _word(settle.key, 16),
-        _word(settle.model, 100),
-        _word(settle.neuron, 100),
-        _word(settle.endpoint, 40),
-        _word(settle.client, 32),
-        _word(settle.outcome, 64),
-        _bounded(settle.prompt_tokens),
-        _bounded(settle.cached_tokens),
-        _bounded(settle.completion_tokens),
-        _bounded(settle.reasoning_tokens),
-        _bounded(settle.cost_micro_usd),
+        *map(_word, words_of(settle), MAX_CHARS),
+        *map(_bounded, used_of(settle)),
         None if first_token_ms is None else _bounded(first_token_ms, MAX_INT32),
         _bounded(settle.duration_ms),
     )

@@ -39,7 +39,7 @@ from inference.protocol.usage_reports import (
     decode_usage_report,
 )
 from metering.ledger import store
-from metering.ledger.entries import Settle
+from metering.ledger.entries import TOKENS, WHO_AND_WHAT, Settle, fields_of
 from metering.ledger.receipts import Receipt, ReceiptError, Receipts
 from metering.ledger.set_aside import UnfitReport, reports_set_aside
 from metering.models import Reservation
@@ -218,22 +218,14 @@ def settle_of(fitting: Fitting, budgets: tuple[int, ...], now_unix_s: float) -> 
     first_token_s = report.time_to_first_token_s
     return Settle(
         request_id=receipt.request_id,
-        account=receipt.account,
-        key=receipt.key,
         budgets=budgets,
-        model=receipt.model,
-        neuron=receipt.neuron,
-        endpoint=receipt.endpoint,
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        completion_tokens=usage.completion_tokens,
-        reasoning_tokens=usage.reasoning_tokens,
+        **fields_of(receipt, WHO_AND_WHAT),
+        **fields_of(usage, TOKENS),
         prices=receipt.prices,
         ended_unix_s=ended_s,
         duration_ms=_ms(ended_s - started_s, ended_s) or 0,
         time_to_first_token_ms=None if first_token_s is None else _ms(first_token_s, ended_s),
         outcome=report.code or report.outcome,
-        client=receipt.client,
     )
 
 

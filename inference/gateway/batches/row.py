@@ -33,6 +33,7 @@ from inference.wire.errors import (
 from inference.wire.openai import embeddings as openai_embeddings
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.completions import request as openai_completions
+from metering.ledger.entries import FINISHED
 from metering.principal import Principal
 
 PARSERS: dict[str, Callable[[bytes, RequestContext], Any]] = {
@@ -112,7 +113,7 @@ class BatchRow:
                     events = await stream.next_events()
                     written.writelines(map(encoder.encode, events))
                     has_ended = isinstance(events[-1], ANSWERS)
-            call.outcome = "finished"
+            call.outcome = FINISHED
         except ApiError as error:
             failed = self._blamed(error)
             call.fail(failed)

@@ -23,7 +23,7 @@ from channels.exceptions import StopConsumer
 from inference.gateway.consumers.context_advice import advice_headers
 from inference.gateway.consumers.ignored_fields import ignored_headers
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.call import FINISHED, Call
+from inference.gateway.request.call import Call
 from inference.gateway.request.rate_limit import limit_headers
 from inference.gateway.server.azure import with_model
 from inference.gateway.server.body_writer import send_file, send_in_pieces
@@ -43,6 +43,7 @@ from inference.wire.errors import (
     shutting_down,
 )
 from inference.wire.openai import errors as openai_errors
+from metering.ledger.entries import FINISHED
 from metering.principal import Scope
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from inference.gateway.request.call import CANCELLED, FINISHED
+from metering.ledger.entries import CANCELLED, FINISHED
 
 logger = logging.getLogger(__name__)
 

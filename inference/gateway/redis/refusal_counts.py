@@ -37,9 +37,10 @@ class RefusalCounts:
         """One request has ended; those that got an error instead of an answer count."""
         if outcome.status < 400:
             return
-        code = outcome.outcome if CODE_PATTERN.fullmatch(outcome.outcome) else OTHER
-        key = outcome.key if code in COUNTED_BY_KEY else ""
-        self._count(Refused(code, outcome.account, key))
+        settle = outcome.settle
+        code = settle.outcome if CODE_PATTERN.fullmatch(settle.outcome) else OTHER
+        key = settle.key if code in COUNTED_BY_KEY else ""
+        self._count(Refused(code, settle.account, key))
 
     def observe_connection(self, code: str) -> None:
         """A connection was refused before anybody knew whose it is."""

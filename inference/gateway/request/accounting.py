@@ -136,39 +136,13 @@ class Accounting:
 
     def settle(self, outcome: RequestOutcome) -> None:
         """The one ledger entry of a request that was submitted."""
-        self._record(outcome)
-        if outcome.is_reserved:
-            self.queue.freed(outcome.budgets)
-
-    def _record(self, outcome: RequestOutcome) -> None:
-        if not outcome.is_billed:
-            if outcome.is_reserved:
-                self._ledger.release(
-                    Release(request_id=outcome.request_id, budgets=outcome.budgets)
-                )
-            return
-        usage = outcome.usage
-        self._ledger.settle(
-            Settle(
-                request_id=outcome.request_id,
-                account=outcome.account,
-                key=outcome.key,
-                budgets=outcome.budgets if outcome.is_reserved else (),
-                model=outcome.model,
-                neuron=outcome.neuron,
-                endpoint=outcome.endpoint,
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.cached_tokens,
-                completion_tokens=usage.completion_tokens,
-                reasoning_tokens=usage.reasoning_tokens,
-                prices=outcome.prices,
-                ended_unix_s=outcome.ended_unix_s,
-                duration_ms=round(outcome.duration_s * 1000),
-                time_to_first_token_ms=_milliseconds(outcome.time_to_first_token_s),
-                outcome=outcome.outcome,
-                client=outcome.client,
-            )
-        )
+        settle = outcome.settle
+        if outcome.is_billed:
+            self._ledger.settle(settle)
+        elif settle.budgets:
+            self._ledger.release(Release(request_id=settle.request_id, budgets=settle.budgets))
+        if settle.budgets:
+            self.queue.freed(settle.budgets)
 
 
 def _refusal(error: QuotaExceededError) -> ApiError:
@@ -185,7 +159,3 @@ def _ledger_unavailable() -> ServiceUnavailableError:
     return ServiceUnavailableError(
         "database_unavailable", "The ledger cannot be written; try again shortly."
     )
-
-
-def _milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1000)

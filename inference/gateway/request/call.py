@@ -14,15 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from inference.gateway.request.tally import NOTHING, Tally
-from inference.protocol.events import Usage
 from inference.wire.errors import ApiError
+from metering.ledger.entries import CANCELLED, TOKENS, Settle, fields_of
 from metering.limits.state import NO_LIMITS
-from metering.prices import FREE, Prices
+from metering.prices import FREE
 from metering.principal import Principal
 
 NO_MODEL = "-"
-FINISHED = "finished"
-CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +33,15 @@ class TokenCharge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
-    """How one request ended. ``model`` is a catalogue name, never a client's text."""
+    """How one request ended. ``settle.model`` is a catalogue name, never a client's text."""
 
-    request_id: str
-    account: str
-    key: str
-    budgets: tuple[int, ...]
-    endpoint: str
-    client: str
-    model: str
-    neuron: str
+    settle: Settle
+    """What the log, the metrics and the ledger record of it; the ledger only where
+    ``is_billed``."""
     is_billed: bool
     """It was submitted, and what it asks for has a price: it gets a ledger entry."""
-    is_reserved: bool
-    outcome: str
-    """``finished``, ``cancelled``, or the code of its refusal or failure."""
     status: int
     """The status of the HTTP response; 0 where there was none."""
-    usage: Usage
-    prices: Prices
-    duration_s: float
-    time_to_first_token_s: float | None
-    ended_unix_s: float
     was_cold: bool
     """Its model was loaded for it."""
     error_status: int = 0
@@ -64,6 +49,15 @@ class RequestOutcome:
     error_message: str = ""
     is_self_test: bool = False
     """``serve`` has asked it: it is logged, and nothing else."""
+
+    @property
+    def duration_s(self) -> float:
+        return self.settle.duration_ms / 1000
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        first_ms = self.settle.time_to_first_token_ms
+        return None if first_ms is None else first_ms / 1000
 
 
 class Call:
@@ -171,29 +165,38 @@ class Call:
 
     def _finish(self) -> None:
         tally, principal = self.tally, self.principal
-        first_s = tally.first_token_s if tally is not None else None
+        usage = NOTHING if tally is None else tally.usage
+        first_s = None if tally is None else tally.first_token_s
+        settle = Settle(
+            request_id=self.request_id,
+            account=principal.account if principal else "",
+            key=principal.key if principal else "",
+            budgets=principal.budgets if principal and self.is_reserved else (),
+            model=self.model,
+            neuron=self.neuron,
+            endpoint=self.endpoint,
+            client=self.client,
+            outcome=self.outcome,
+            prices=self.prices,
+            ended_unix_s=time.time(),
+            duration_ms=_milliseconds(time.monotonic() - self._started_s),
+            time_to_first_token_ms=(
+                None if first_s is None else _milliseconds(first_s - self._started_s)
+            ),
+            **fields_of(usage, TOKENS),
+        )
         self._tell(
             RequestOutcome(
-                request_id=self.request_id,
-                account=principal.account if principal else "",
-                key=principal.key if principal else "",
-                budgets=principal.budgets if principal else (),
-                endpoint=self.endpoint,
-                client=self.client,
-                model=self.model,
-                neuron=self.neuron,
+                settle=settle,
                 is_billed=self.is_billed and tally is not None,
-                is_reserved=self.is_reserved,
-                outcome=self.outcome,
                 status=self.status,
-                usage=tally.usage if tally is not None else NOTHING,
-                prices=self.prices,
-                duration_s=time.monotonic() - self._started_s,
-                time_to_first_token_s=None if first_s is None else first_s - self._started_s,
-                ended_unix_s=time.time(),
                 was_cold=self.was_cold,
                 error_status=self.error_status,
                 error_message=self.error_message,
                 is_self_test=principal is not None and principal.is_self_test,
             )
         )
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -62,9 +62,9 @@ class Limiting:
 
     def settle(self, outcome: RequestOutcome) -> None:
         """Without effect on a request that holds nothing."""
-        usage = outcome.usage
-        self._limiter.correct(outcome.request_id, usage.prompt_tokens + usage.completion_tokens)
-        self._limiter.release(outcome.request_id)
+        settle = outcome.settle
+        self._limiter.correct(settle.request_id, settle.prompt_tokens + settle.completion_tokens)
+        self._limiter.release(settle.request_id)
 
 
 def limit_headers(state: LimitState, errors: ErrorDialect) -> list[tuple[bytes, bytes]]:

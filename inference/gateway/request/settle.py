@@ -33,23 +33,20 @@ class Outcomes:
             try:
                 listener(outcome)
             except Exception:
-                logger.exception("the end of request %s is not recorded", outcome.request_id)
+                logger.exception("the end of request %s is not recorded", outcome.settle.request_id)
 
 
 def counted_by(metrics: Metrics) -> Listener:
     def count(outcome: RequestOutcome) -> None:
-        usage = outcome.usage
+        settle = outcome.settle
         metrics.observe(
-            model=None if outcome.model == NO_MODEL else outcome.model,
-            node=outcome.neuron,
-            account=outcome.account or None,
-            key=outcome.key,
+            model=None if settle.model == NO_MODEL else settle.model,
+            node=settle.neuron,
+            account=settle.account or None,
+            key=settle.key,
             status_code=outcome.status,
-            code=outcome.outcome,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
-            reasoning_tokens=usage.reasoning_tokens,
+            code=settle.outcome,
+            **settle.tokens,
             duration_s=outcome.duration_s,
             time_to_first_token_s=outcome.time_to_first_token_s,
             cold_start=outcome.was_cold,
@@ -61,24 +58,24 @@ def counted_by(metrics: Metrics) -> Listener:
 def log(outcome: RequestOutcome) -> None:
     """Holds no client's text: the model is the catalogue's name, the client one of a fixed set, and
     only failures of the server have their cause with them."""
-    usage, is_ours = outcome.usage, _is_ours(outcome)
+    settle, is_ours = outcome.settle, _is_ours(outcome)
     logger.log(
         _level(outcome, is_ours),
         "%s %s %s/%s model=%s neuron=%s client=%s status=%d %s prompt=%d cached=%d completion=%d "
-        "ms=%.0f%s",
-        outcome.request_id,
-        outcome.endpoint,
-        outcome.account or "-",
-        outcome.key or "-",
-        outcome.model,
-        outcome.neuron or "-",
-        outcome.client or "-",
+        "ms=%d%s",
+        settle.request_id,
+        settle.endpoint,
+        settle.account or "-",
+        settle.key or "-",
+        settle.model,
+        settle.neuron or "-",
+        settle.client or "-",
         outcome.status,
-        outcome.outcome,
-        usage.prompt_tokens,
-        usage.cached_tokens,
-        usage.completion_tokens,
-        outcome.duration_s * 1000,
+        settle.outcome,
+        settle.prompt_tokens,
+        settle.cached_tokens,
+        settle.completion_tokens,
+        settle.duration_ms,
         f" cause={outcome.error_message:.{MAX_CAUSE_CHARACTERS}}" if is_ours else "",
         extra={"request": _fields(outcome, is_ours)},
     )
@@ -88,34 +85,26 @@ def _level(outcome: RequestOutcome, is_ours: bool) -> int:
     if is_ours:
         is_temporary = outcome.error_status == UNAVAILABLE
         return logging.WARNING if is_temporary else logging.ERROR
-    return logging.DEBUG if outcome.endpoint in PROBES else logging.INFO
+    return logging.DEBUG if outcome.settle.endpoint in PROBES else logging.INFO
 
 
 def _is_ours(outcome: RequestOutcome) -> bool:
     """Whether the server failed, and did not merely refuse what was too much or not there."""
     is_refusal = outcome.error_status == UNAVAILABLE and (
-        not outcome.neuron or outcome.outcome in BUSY
+        not outcome.settle.neuron or outcome.settle.outcome in BUSY
     )
     return outcome.error_status in SERVER_ERRORS and not is_refusal
 
 
 def _fields(outcome: RequestOutcome, is_ours: bool) -> dict[str, object]:
-    usage = outcome.usage
+    settle = outcome.settle
     return {
-        "id": outcome.request_id,
-        "endpoint": outcome.endpoint,
-        "account": outcome.account,
-        "key": outcome.key,
-        "client": outcome.client,
-        "model": outcome.model,
-        "neuron": outcome.neuron,
+        "id": settle.request_id,
+        **settle.who_and_what,
         "status": outcome.status,
-        "outcome": outcome.outcome,
+        "outcome": settle.outcome,
         **({"cause": outcome.error_message} if is_ours else {}),
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "reasoning_tokens": usage.reasoning_tokens,
-        "duration_s": round(outcome.duration_s, 4),
+        **settle.tokens,
+        "duration_s": outcome.duration_s,
         "time_to_first_token_s": outcome.time_to_first_token_s,
     }

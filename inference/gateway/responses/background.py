@@ -16,7 +16,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.call import CANCELLED, FINISHED, Call
+from inference.gateway.request.call import Call
 from inference.gateway.request.placed_request import PlacedRequest
 from inference.gateway.request.run import run_request
 from inference.gateway.responses.frame_log import FrameLog
@@ -32,6 +32,7 @@ from inference.wire.errors import (
 from inference.wire.openai.responses.events import ResponseStreamEncoder
 from inference.wire.openai.responses.object import response_id
 from inference.wire.openai.responses.request import ResponsesRequest
+from metering.ledger.entries import CANCELLED, FINISHED
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import msgspec
 
 from inference.gateway.consumers.generate import unix_time_s
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.call import FINISHED, Call
+from inference.gateway.request.call import Call
 from inference.gateway.request.run import run_request
 from inference.gateway.responses.store import ResponseStore, read_back, record_of
 from inference.protocol.events import ChoiceFinished, Event, Finished
@@ -22,6 +22,7 @@ from inference.wire.openai.responses.object import response_id
 from inference.wire.openai.responses.output import without_logprobs
 from inference.wire.openai.responses.request import ResponsesRequest
 from inference.wire.openai.responses.websocket import parse_message
+from metering.ledger.entries import FINISHED
 
 
 @dataclass(frozen=True, slots=True)

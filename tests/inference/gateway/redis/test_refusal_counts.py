@@ -11,32 +11,17 @@ import redis.asyncio
 from fleet.live.refusals import read_refusals
 from inference.gateway.redis.refusal_counts import RefusalCounts
 from inference.gateway.request.call import RequestOutcome
-from inference.gateway.request.tally import NOTHING
 from inference.protocol.refusals import Refused, newest_keys, refusals_key, sum_of
-from metering.prices import FREE
+from tests.metering.operations import settle
 
 
 def ended(
     outcome: str, status: int, account: str = "research", key: str = "hx-1"
 ) -> RequestOutcome:
     return RequestOutcome(
-        request_id="a",
-        account=account,
-        key=key,
-        budgets=(),
-        endpoint="/v1/chat/completions",
-        client="",
-        model="-",
-        neuron="",
+        settle=settle(account=account, key=key, model="-", neuron="", outcome=outcome),
         is_billed=False,
-        is_reserved=False,
-        outcome=outcome,
         status=status,
-        usage=NOTHING,
-        prices=FREE,
-        duration_s=0.0,
-        time_to_first_token_s=None,
-        ended_unix_s=0.0,
         was_cold=False,
     )
 
