@@ -175,7 +175,7 @@ def _neuron() -> _Neuron:
         table=RequestTable(UsageReportBook()),
         publish=publish,
         take=lambda model: (engine, text),  # type: ignore[arg-type, return-value]
-        read_images=lambda request_id: {},
+        read_images=lambda _request_id, _images: {},
     )
     # It never connects: what marks cost beside Redis is not measured here.
     marks = PreparingMarks(redis.Redis(), neuron="benchmark", epoch="")

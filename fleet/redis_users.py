@@ -75,7 +75,7 @@ def rules(
         f"~_kombu.binding.{queue}",
         f"~_kombu.binding_permanent.{queue}",
         f"(+xrange +xdel ~{inbox_key(neuron)})",
-        f"(+hgetall +del ~{images_key(neuron, '*')})",
+        f"(+hmget +del ~{images_key(neuron, '*')})",
         f"(+exists %R~{gateway_alive_key('*')})",
     ]
 

@@ -42,6 +42,7 @@ from inference.protocol.generation import (
     decode_inbox_frame,
 )
 from inference.protocol.heartbeat import encode_heartbeat
+from inference.protocol.inbox_parts import FrameAssembler
 
 NEURON_NAME = "bench"
 PROMPT_TOKENS = 7
@@ -79,6 +80,7 @@ class SteppingNeuron:
         self._answers: dict[str, Answer] = {}
         self._ended: dict[str, None] = {}
         self._handled_ids: list[bytes] = []
+        self._assembler = FrameAssembler()
         self._numbers: defaultdict[str, int] = defaultdict(int)
         self._next_beat_s = 0.0
 
@@ -179,7 +181,9 @@ class SteppingNeuron:
         pipeline.xrange(inbox, count=FRAMES_PER_READ)
         entries: list[tuple[bytes, dict[bytes, bytes]]] = pipeline.execute()[-1]
         self._handled_ids = [entry_id for entry_id, _ in entries]
-        return [fields[keys.INBOX_FRAME_FIELD] for _, fields in entries]
+        now_s = time.monotonic()
+        frames = [self._assembler.add(fields, now_s) for _, fields in entries]
+        return [frame for frame in frames if frame is not None]
 
     def _encode(self, gateway_id: str, events: list[Event]) -> bytes:
         number = self._numbers[gateway_id]

@@ -161,7 +161,7 @@ class BuildInfo(msgspec.Struct, frozen=True, kw_only=True):
     build_timestamp: str
 
 
-PROTOCOL = 2
+PROTOCOL = 3
 """How gateways and neurons of this build speak through Redis: where events, reports and orders
 stand. Raised by a change that the other side of an older build would not understand."""
 

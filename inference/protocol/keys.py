@@ -10,7 +10,7 @@
 | helexa:neuron:<name>:held | hash gateway → HeldRequests, expires | neuron → gateway |
 | helexa:neuron:<name>:preparing | hash request id → epoch, expires | neuron → gateway, neuron |
 | helexa:neuron:<name>:downloads | string, JSON CacheReport, expires | neuron → control |
-| helexa:neuron:<name>:images:<request> | hash digest → file, expires | gateway → neuron |
+| helexa:neuron:<name>:images:<request> | hash digest:piece → bytes, expires | gateway → neuron |
 | helexa:neuron:<name>:log:<id> | list of one EngineLogAnswer, expires | neuron → who asked |
 | helexa:neuron:<name>:usage | stream of UsageReport | neuron → control |
 | helexa:neuron:<name>:specs | hash model → JSON LoadSpec | neuron → its own next life |
@@ -55,6 +55,8 @@ EVENTS_EXPIRY_S = 120
 """Of the streams and the marker of a gateway that is dead; a stall's limit is far below it."""
 
 INBOX_FRAME_FIELD = b"f"
+INBOX_PART_FIELD = b"p"
+"""Which piece of which frame it is, where the frame takes several entries: ``inbox_parts``."""
 INBOX_EXPIRY_S = 300
 """After the last frame. A living neuron takes frames within a second."""
 

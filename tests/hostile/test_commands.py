@@ -36,7 +36,7 @@ OWN = dict.fromkeys(
     READ_AND_WRITE,
 ) | {
     "inbox": {"xrange", "xdel"},
-    "images": {"hgetall", "del"},
+    "images": {"hmget", "del"},
 }
 """By family of its own keys, what it may do there."""
 OTHERS = {

@@ -26,6 +26,7 @@ from inference.gateway.redis.failure import REDIS_BACKOFF, redis_unavailable
 from inference.gateway.server.large_bodies import parse_aside
 from inference.protocol.generation import ChatInput, ChatMessage, Request
 from inference.protocol.images import ImageRef
+from inference.protocol.inbox_parts import image_fields
 from inference.protocol.keys import images_key
 from inference.supervised_threads import SupervisedPool
 from inference.wire.common.images import ImageFile, ImageReading, ImageRules, images_read
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 FETCHING_AT_ONCE = 8
 KEPT_AFTER_DEADLINE_S = 60.0
+PIECES_A_WRITE = 16
+"""2 MiB: what a connection makes Redis hold meanwhile."""
 
 
 def image_rules(config: Config) -> ImageRules:
@@ -155,18 +158,29 @@ class ImageSender:
     async def put(
         self, neuron: str, request_id: str, files: Sequence[ImageFile], *, timeout_s: float
     ) -> None:
-        """Puts the files beside the inbox for a request that has ``timeout_s`` to begin. Raises
-        ``ServiceUnavailableError`` when Redis did not take them within the stall's limit."""
-        loop = asyncio.get_running_loop()
-        give_up_s = loop.time() + self._stall_limit_s
-        num_failures = 0
+        """Puts the files beside the inbox for a request that has ``timeout_s`` to begin, a few
+        pieces at a time. Raises ``ServiceUnavailableError`` when Redis did not take them within the
+        stall's limit."""
+        give_up_s = asyncio.get_running_loop().time() + self._stall_limit_s
         key = images_key(neuron, request_id)
+        expiry_s = math.ceil(timeout_s + KEPT_AFTER_DEADLINE_S)
+        for image in files:
+            fields = list(image_fields(image.digest, image.data).items())
+            for start in range(0, len(fields), PIECES_A_WRITE):
+                some = dict(fields[start : start + PIECES_A_WRITE])
+                await self._put_fields(key, some, expiry_s=expiry_s, give_up_s=give_up_s)
+
+    async def _put_fields(
+        self, key: str, fields: dict[str, bytes], *, expiry_s: int, give_up_s: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        num_failures = 0
         while True:
             try:
                 # Both or neither: what has no expiry would stay.
                 async with self._client.pipeline(transaction=True) as pipeline:
-                    pipeline.hset(key, mapping={image.digest: image.data for image in files})
-                    pipeline.expire(key, math.ceil(timeout_s + KEPT_AFTER_DEADLINE_S))
+                    pipeline.hset(key, mapping=fields)  # type: ignore[arg-type]  # names are str
+                    pipeline.expire(key, expiry_s)
                     await pipeline.execute()
             except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
                 if loop.time() >= give_up_s:

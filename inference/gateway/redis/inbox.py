@@ -1,12 +1,13 @@
 """Sending frames to neurons' inboxes, and ringing where an inbox was empty.
 
-    push ─▶ pending[neuron] ─▶ one script: XADD each, ring when the inbox was empty
+    push ─▶ pending[neuron] ─▶ a script: XADD each entry, ring when the inbox was empty
                  ▲                 │
                  └── no answer ────┘  again, until the stall's limit
 
 What is pushed while frames are on their way goes with the next ones, so that a burst costs two
 round trips and not one for each request. Frames of one neuron keep their order. Those that Redis
-has not acknowledged are sent again, so a neuron may be given one twice, and drops it.
+has not acknowledged are sent again, so a neuron may be given one twice, and drops it. A large frame
+takes several entries, and several calls of the script.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import datetime
 import logging
 import uuid
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import redis
@@ -26,6 +28,7 @@ from inference.gateway.redis.link import RedisLink
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.generation import Cancel, InboxFrame, Submit, encode_inbox_frame
+from inference.protocol.inbox_parts import Entry, inbox_entries
 from inference.wire.errors import ServiceUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -33,9 +36,9 @@ logger = logging.getLogger(__name__)
 MAX_PENDING_BYTES = 128 * 1024 * 1024
 """The most that waits here for Redis, for all neurons. A submit beyond that is refused."""
 FRAMES_A_PUSH = 256
-BYTES_A_PUSH = 8 * 1024 * 1024
-"""The most of one script call, where no frame alone is larger."""
-MAX_INBOX_FRAMES = 20_000
+BYTES_A_PUSH = 2 * 1024 * 1024
+"""The most of one script call: what it makes Redis hold meanwhile."""
+MAX_INBOX_ENTRIES = 20_000
 """That a neuron has not taken. A neuron that takes none could fill Redis by what it is sent."""
 LOG_INTERVAL_S = 10.0
 
@@ -43,16 +46,21 @@ PUSH_SCRIPT = """
 if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[4]) then
     return redis.error_reply('its neuron does not take its frames')
 end
-for i = 5, #ARGV do
-    redis.call('XADD', KEYS[1], '*', ARGV[1], ARGV[i])
+for i = 6, #ARGV, 2 do
+    if ARGV[i] == '' then
+        redis.call('XADD', KEYS[1], '*', ARGV[1], ARGV[i + 1])
+    else
+        redis.call('XADD', KEYS[1], '*', ARGV[1], ARGV[i + 1], ARGV[5], ARGV[i])
+    end
 end
 redis.call('EXPIRE', KEYS[1], ARGV[2])
-if redis.call('XLEN', KEYS[1]) == #ARGV - 4 then
+if redis.call('XLEN', KEYS[1]) == (#ARGV - 5) / 2 then
     redis.call('LPUSH', KEYS[2], ARGV[3])
 end
 """
-"""KEYS: inbox, the neuron's queue. ARGV: field, expiry, ring, the most frames, frames. A ring that
-is lost costs at most a second: the heartbeat drains the inbox too."""
+"""KEYS: inbox, the neuron's queue. ARGV: field, expiry, ring, the most entries, field of parts;
+then of each entry its part, which may be empty, and its bytes. A ring that is lost costs at most a
+second: the heartbeat drains the inbox too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,41 +131,62 @@ class Dispatcher:
         return batch
 
     async def _send(self, neuron: str, batch: list[_Outgoing]) -> None:
+        give_up_s = asyncio.get_running_loop().time() + self._stall_limit_s
+        try:
+            for entries in _pushes(batch):
+                await self._push_until_taken(neuron, entries, give_up_s)
+        except Exception as error:  # noqa: BLE001 -- it takes nothing, or sending broke
+            self._fail(neuron, batch, error)
+            return
+        for outgoing in batch:
+            if not outgoing.delivered.done():
+                outgoing.delivered.set_result(None)
+
+    async def _push_until_taken(
+        self, neuron: str, entries: Sequence[Entry], give_up_s: float
+    ) -> None:
+        """Raises what the last attempt did once it is too late for another."""
         loop = asyncio.get_running_loop()
-        give_up_s = loop.time() + self._stall_limit_s
         num_failures = 0
         while True:
             try:
-                await self._push(neuron, batch)
-            except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+                await self._push(neuron, entries)
+            except (redis.ConnectionError, redis.TimeoutError, OSError):
                 if loop.time() >= give_up_s:
-                    self._fail(neuron, batch, error)
-                    return
+                    raise
                 num_failures += 1
                 await asyncio.sleep(REDIS_BACKOFF.wait_s(num_failures))
-            except Exception as error:  # noqa: BLE001 -- it takes nothing, or sending broke
-                self._fail(neuron, batch, error)
-                return
             else:
-                for outgoing in batch:
-                    if not outgoing.delivered.done():
-                        outgoing.delivered.set_result(None)
                 return
 
-    async def _push(self, neuron: str, batch: list[_Outgoing]) -> None:
+    async def _push(self, neuron: str, entries: Sequence[Entry]) -> None:
         now = datetime.datetime.now(datetime.UTC)
         ring = ring_message(neuron, task_id=uuid.uuid4(), now=now)
-        frames = [outgoing.frame for outgoing in batch]
-        await self._push_frames(
-            keys=[keys.inbox_key(neuron), keys.neuron_queue(neuron)],
-            args=[keys.INBOX_FRAME_FIELD, keys.INBOX_EXPIRY_S, ring, MAX_INBOX_FRAMES, *frames],
-        )
+        args: list[bytes | str | int] = [keys.INBOX_FRAME_FIELD, keys.INBOX_EXPIRY_S, ring]
+        args += MAX_INBOX_ENTRIES, keys.INBOX_PART_FIELD
+        for entry in entries:
+            args += entry.get(keys.INBOX_PART_FIELD, b""), entry[keys.INBOX_FRAME_FIELD]
+        await self._push_frames(keys=[keys.inbox_key(neuron), keys.neuron_queue(neuron)], args=args)
 
     def _fail(self, neuron: str, batch: list[_Outgoing], error: Exception) -> None:
         self._log.log(neuron, f"cannot reach the inbox of {neuron}: {error}")
         for outgoing in batch:
             if not outgoing.delivered.done():
                 outgoing.delivered.set_exception(redis_unavailable())
+
+
+def _pushes(batch: Sequence[_Outgoing]) -> Iterator[list[Entry]]:
+    """The entries of a batch, in order, as one script call each takes them."""
+    entries: list[Entry] = []
+    num_bytes = 0
+    for outgoing in batch:
+        for entry in inbox_entries(outgoing.frame):
+            num_bytes += len(entry[keys.INBOX_FRAME_FIELD])
+            if entries and num_bytes > BYTES_A_PUSH:
+                yield entries
+                entries, num_bytes = [], len(entry[keys.INBOX_FRAME_FIELD])
+            entries.append(entry)
+    yield entries
 
 
 def _too_much() -> ServiceUnavailableError:

@@ -47,6 +47,7 @@ from inference.protocol.heartbeat import (
     encode_heartbeat,
 )
 from inference.protocol.held import NOBODY, HeldRequests, encode_held_requests
+from inference.protocol.inbox_parts import FrameAssembler
 from inference.protocol.load import LoadReport
 from tests.fleet.ordered import ordered
 
@@ -131,6 +132,7 @@ class FakeNeuron:
         self, client: redis.asyncio.Redis, *, name: str = "beast", model: str = "tiny"
     ) -> None:
         self.client = client
+        self._assembler = FrameAssembler()
         self.name = name
         self.model = model
         self.status: ReplicaStatus | None = ReplicaStatus.READY
@@ -197,7 +199,8 @@ class FakeNeuron:
         inbox = keys.inbox_key(self.name)
         reply = await self.client.xread({inbox: "0"}, block=100)
         for entry_id, fields in reply[0][1] if reply else []:
-            await self._take(decode_inbox_frame(fields[keys.INBOX_FRAME_FIELD]))
+            if frame := self._assembler.add(fields, time.monotonic()):
+                await self._take(decode_inbox_frame(frame))
             await self.client.xdel(inbox, entry_id)
 
     async def _take(self, frame: InboxFrame) -> None:

@@ -33,9 +33,9 @@ from inference.protocol.generation import (
     encode_inbox_frame,
 )
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState, decode_heartbeat
+from inference.protocol.inbox_parts import inbox_entries
 from inference.protocol.keys import (
     EVENTS_FIRST_ENTRY_ID,
-    INBOX_FRAME_FIELD,
     events_key,
     gateway_alive_key,
     heartbeat_key,
@@ -73,7 +73,8 @@ class TestGateway:
             self.client.xadd(key, {b"": b""}, id=EVENTS_FIRST_ENTRY_ID)
 
     def put(self, frame: InboxFrame) -> None:
-        self.client.xadd(inbox_key(self.neuron), {INBOX_FRAME_FIELD: encode_inbox_frame(frame)})
+        for entry in inbox_entries(encode_inbox_frame(frame)):
+            self.client.xadd(inbox_key(self.neuron), entry)  # type: ignore[arg-type]
 
     def submit(
         self,

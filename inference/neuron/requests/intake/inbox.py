@@ -4,7 +4,7 @@
 
 Reading takes nothing away, so a frame whose reader dies or gets no answer is read again; what was
 handled is deleted by its id, which may happen late or twice. A frame may come twice, from here or
-from its gateway, and is handled once.
+from its gateway, and is handled once. A large one takes several entries.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import redis
 
 from inference.protocol.generation import Cancel, InboxFrame, Submit, decode_inbox_frame
-from inference.protocol.keys import INBOX_FRAME_FIELD, inbox_key
+from inference.protocol.inbox_parts import PARTS_A_READ, FrameAssembler
+from inference.protocol.keys import inbox_key
 
 log = logging.getLogger(__name__)
 
-FRAMES_PER_READ = 32
 SEEN_S = 120.0
 """A frame comes again within the time for which gateways wait for Redis, 30 s unless it is set."""
 MAX_SEEN = 100_000
@@ -72,35 +71,40 @@ class Inbox:
         self._handle = handle
         self._lock = threading.Lock()
         self._seen = SeenRequests()
+        self._assembler = FrameAssembler()
 
     def drain(self) -> int:
-        """How many frames were there. Raises ``redis.RedisError``."""
-        num_frames = 0
+        """How many entries were there. Raises ``redis.RedisError``."""
+        num_entries = 0
         with self._lock:
             entries = self._read([])
             while entries:
-                num_frames += len(entries)
+                num_entries += len(entries)
                 for _, fields in entries:
-                    self._handle_bytes(fields.get(INBOX_FRAME_FIELD, b""))
+                    self._handle_entry(fields)
                 entries = self._read([entry_id for entry_id, _ in entries])
-        return num_frames
+        return num_entries
 
     def _read(self, handled_ids: list[bytes]) -> list[Entry]:
-        """The oldest frames, after those that have been handled are deleted."""
+        """The oldest entries, after those that have been handled are deleted."""
         pipeline = self._client.pipeline(transaction=False)
         if handled_ids:
             pipeline.xdel(self._key, *handled_ids)
-        pipeline.xrange(self._key, count=FRAMES_PER_READ)
+        pipeline.xrange(self._key, count=PARTS_A_READ)
         replies: list[Any] = pipeline.execute()
         entries: list[Entry] = replies[-1]
         return entries
 
-    def _handle_bytes(self, data: bytes) -> None:
+    def _handle_entry(self, fields: dict[bytes, bytes]) -> None:
         try:
+            data = self._assembler.add(fields, time.monotonic())
+            if data is None:
+                return
             frame = decode_inbox_frame(data)
-        except msgspec.MsgspecError as error:
+        except ValueError as error:  # msgspec's errors are
             # Nobody to answer: the request id is inside what cannot be read.
-            log.error("an inbox frame of %d bytes is not understood: %s", len(data), error)
+            num_bytes = sum(map(len, fields.values()))
+            log.error("an inbox entry of %d bytes is not understood: %s", num_bytes, error)
             return
         is_new = self._seen.is_new(frame.request_id, time.monotonic())
         match frame:

@@ -47,7 +47,7 @@ from inference.protocol.generation import (
     TokenCountRequest,
     TokenizeRequest,
 )
-from inference.protocol.images import SequenceImage
+from inference.protocol.images import ImageRef, SequenceImage
 from inference.protocol.sampling import SamplingParams
 from inference.sandbox.caller import Caller
 from inference.settings.accounts import LoggedBodies
@@ -65,7 +65,7 @@ class Starter:
         table: RequestTable,
         publish: Callable[[list[AddressedEvent]], None],
         take: Callable[[str], tuple[EngineProcess, ModelText]],
-        read_images: Callable[[str], dict[str, bytes]],
+        read_images: Callable[[str, list[ImageRef]], dict[str, bytes]],
         bodies: LoggedBodies = LOG_BODIES.default,
     ) -> None:
         """``take`` gives what runs a model's request, ``read_images`` a request's images by
@@ -145,7 +145,8 @@ class Starter:
         answer = build_answer(request_id, request, prepared, text, details)
         images = []
         if prepared.images:
-            images = sequence_images(prepared.images, self._read_images(request_id))
+            refs = [placed.image for placed in prepared.images]
+            images = sequence_images(prepared.images, self._read_images(request_id, refs))
         commands = _commands(submit, request, prepared, images)
         accepted = Accepted(
             request_id=request_id,

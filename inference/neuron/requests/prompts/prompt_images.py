@@ -28,6 +28,7 @@ from inference.protocol.images import (
     image_grid,
     num_image_tokens,
 )
+from inference.protocol.inbox_parts import PARTS_A_READ, image_field_names
 from inference.protocol.keys import images_key
 
 log = logging.getLogger(__name__)
@@ -135,13 +136,28 @@ class RedisImageReader:
         self._neuron = neuron
         self._stopped = threading.Event()
 
-    def read(self, request_id: str) -> dict[str, bytes]:
-        """The images' bytes by their digests. Raises ``RequestRefusedError`` where Redis does not
-        answer."""
+    def read(self, request_id: str, images: Iterable[ImageRef]) -> dict[str, bytes]:
+        """The images' bytes by their digests; one that is not there whole is left out. Raises
+        ``RequestRefusedError`` where Redis does not answer."""
+        key = images_key(self._neuron, request_id)
+        held: dict[str, bytes] = {}
+        for digest, num_bytes in {image.digest: image.num_bytes for image in images}.items():
+            pieces: list[bytes | None] = []
+            names = image_field_names(digest, num_bytes)
+            for start in range(0, len(names), PARTS_A_READ):
+                pieces += self._read_fields(request_id, key, names[start : start + PARTS_A_READ])
+            whole = [piece for piece in pieces if piece is not None]
+            if len(whole) == len(pieces):
+                held[digest] = b"".join(whole)
+        return held
+
+    def _read_fields(
+        self, request_id: str, key: str, names: Sequence[str]
+    ) -> Sequence[bytes | None]:
         give_up_s = time.monotonic() + READ_FOR_S
         while True:
             try:
-                held: Any = self._client.hgetall(images_key(self._neuron, request_id))
+                pieces: Any = self._client.hmget(key, names)
             except redis.RedisError as error:
                 if time.monotonic() >= give_up_s or self._stopped.wait(READ_AGAIN_S):
                     log.warning("request %s: its images cannot be read: %s", request_id, error)
@@ -149,7 +165,8 @@ class RedisImageReader:
                         "redis_unavailable", "Redis does not answer; try again shortly.", param=None
                     ) from error
             else:
-                return {digest.decode(): data for digest, data in held.items()}
+                values: list[bytes | None] = pieces
+                return values
 
     def stop(self) -> None:
         """Nobody waits for Redis any more."""

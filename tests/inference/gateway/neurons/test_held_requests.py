@@ -133,7 +133,7 @@ async def test_a_neuron_that_takes_no_frames_fills_no_redis_and_no_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It listed requests that nobody had sent, and each second was told to cancel them."""
-    monkeypatch.setattr("inference.gateway.redis.inbox.MAX_INBOX_FRAMES", 600)
+    monkeypatch.setattr("inference.gateway.redis.inbox.MAX_INBOX_ENTRIES", 600)
     caplog.set_level(logging.INFO)
     evil = FakeNeuron(redis_client, name="evil")
     await client.get("/health")

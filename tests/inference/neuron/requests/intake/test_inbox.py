@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import redis
+from msgspec import structs
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from inference.neuron.requests.intake.inbox import FRAMES_PER_READ, Inbox, SeenRequests
+from inference.neuron.requests.intake.inbox import Inbox, SeenRequests
 from inference.protocol.generation import (
     Cancel,
     GenerationRequest,
@@ -20,7 +21,8 @@ from inference.protocol.generation import (
     TextInput,
     encode_inbox_frame,
 )
-from inference.protocol.keys import INBOX_FRAME_FIELD, inbox_key
+from inference.protocol.inbox_parts import PARTS_A_READ, inbox_entries
+from inference.protocol.keys import inbox_key
 from tests.private_redis import MortalRedis, mortal_redis
 
 
@@ -33,7 +35,8 @@ def _submit(request_id: str) -> Submit:
 
 def _put(client: redis.Redis, *frames: InboxFrame) -> None:
     for frame in frames:
-        client.xadd(inbox_key("n1"), {INBOX_FRAME_FIELD: encode_inbox_frame(frame)})
+        for entry in inbox_entries(encode_inbox_frame(frame)):
+            client.xadd(inbox_key("n1"), entry)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalRedis]:
 def test_all_frames_in_order_and_then_none(redis_db: redis.Redis) -> None:
     taken: list[InboxFrame] = []
     inbox = Inbox(redis_db, neuron="n1", handle=lambda frame, _: taken.append(frame))
-    frames = [_submit(f"r{number}") for number in range(2 * FRAMES_PER_READ + 1)]
+    frames = [_submit(f"r{number}") for number in range(2 * PARTS_A_READ + 1)]
     _put(redis_db, *frames)
     assert inbox.drain() == len(frames)
     assert taken == frames
@@ -123,3 +126,21 @@ def test_requests_are_remembered_for_a_time_and_up_to_a_number() -> None:
     assert len(seen) == 3
     assert seen.is_new("a", 11), "the oldest went"
     assert not seen.is_new("d", 11)
+
+
+def test_a_large_frame_is_taken_once_it_is_whole(redis_db: redis.Redis) -> None:
+    taken: list[InboxFrame] = []
+    inbox = Inbox(redis_db, neuron="n1", handle=lambda frame, _: taken.append(frame))
+    request = GenerationRequest(model="m", input=TextInput(texts=["x" * 5_000_000]))
+    large = structs.replace(_submit("large"), request=request)
+    *entries, last = inbox_entries(encode_inbox_frame(large))
+    for entry in entries:
+        redis_db.xadd(inbox_key("n1"), entry)  # type: ignore[arg-type]
+    _put(redis_db, _submit("small"))
+    inbox.drain()
+    assert taken == [_submit("small")]
+    for entry in (last, *entries):  # some of them come again
+        redis_db.xadd(inbox_key("n1"), entry)  # type: ignore[arg-type]
+    inbox.drain()
+    assert taken == [_submit("small"), large]
+    assert redis_db.xlen(inbox_key("n1")) == 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from msgspec import structs
 
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.prompts.model_text import ModelText
@@ -30,6 +32,7 @@ from inference.protocol.generation import (
     ToolCall,
 )
 from inference.protocol.images import ImageRef, VisionInput
+from inference.protocol.inbox_parts import PART_BYTES, image_fields
 from inference.protocol.keys import images_key
 from inference.protocol.sampling import SamplingOptions
 from tests.inference.neuron.model_texts import model_text
@@ -210,10 +213,29 @@ def test_an_image_that_is_gone_is_no_other(seeing_dir: Path) -> None:
 
 
 def test_a_request_has_its_own_images(redis_db: redis.Redis) -> None:
-    redis_db.hset(images_key("n1", "r1"), mapping={SMALL.digest: b"a", WIDE.digest: b"b"})
+    small, wide = b"a" * SMALL.num_bytes, b"b" * WIDE.num_bytes
+    _put_images(redis_db, "r1", {SMALL.digest: small, WIDE.digest: wide})
     reader = RedisImageReader(redis_db, neuron="n1")
-    assert reader.read("r1") == {SMALL.digest: b"a", WIDE.digest: b"b"}
-    assert reader.read("r2") == {}
+    assert reader.read("r1", [SMALL, WIDE]) == {SMALL.digest: small, WIDE.digest: wide}
+    assert reader.read("r2", [SMALL, WIDE]) == {}
+
+
+def test_a_large_image_is_read_in_pieces(redis_db: redis.Redis) -> None:
+    data = random.Random(0).randbytes(40 * PART_BYTES + 1)
+    large = structs.replace(SMALL, num_bytes=len(data))
+    _put_images(redis_db, "r1", {large.digest: data})
+    key = images_key("n1", "r1")
+    assert max(map(len, redis_db.hvals(key))) == PART_BYTES
+    reader = RedisImageReader(redis_db, neuron="n1")
+    assert reader.read("r1", [large, large]) == {large.digest: data}
+    redis_db.hdel(key, f"{large.digest}:40")
+    assert reader.read("r1", [large]) == {}
+
+
+def _put_images(client: redis.Redis, request_id: str, files: dict[str, bytes]) -> None:
+    for digest, data in files.items():
+        fields = image_fields(digest, data)
+        client.hset(images_key("n1", request_id), mapping=fields)  # type: ignore[arg-type]
 
 
 def test_images_reach_the_engine_beside_the_inbox(
@@ -229,7 +251,8 @@ def test_images_reach_the_engine_beside_the_inbox(
         input=ChatInput(messages=[_user("The", SMALL, "capital", WIDE)]),
         sampling=SamplingOptions(max_tokens=2),
     )
-    gateway.client.hset(images_key("n1", "gw-1"), mapping={SMALL.digest: b"a", WIDE.digest: b"b"})
+    small, wide = b"a" * SMALL.num_bytes, b"b" * WIDE.num_bytes
+    _put_images(gateway.client, "gw-1", {SMALL.digest: small, WIDE.digest: wide})
     events = gateway.wait_end(gateway.submit(request=request))
     assert isinstance(events[0], Accepted)
     assert events[0].prompt_tokens >= 12
