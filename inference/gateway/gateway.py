@@ -42,21 +42,17 @@ from inference.gateway.redis.readers_by_neuron import EventReaders
 from inference.gateway.redis.refusal_counts import INTERVAL_S as REFUSALS_INTERVAL_S
 from inference.gateway.redis.refusal_counts import RefusalCounts
 from inference.gateway.request.accounting import Accounting, Ledger
-from inference.gateway.request.answer_check import AnswerCheck
 from inference.gateway.request.call import Call, RequestOutcome
-from inference.gateway.request.event_stream import RequestStream, RequestStreams
+from inference.gateway.request.event_stream import RequestStreams
 from inference.gateway.request.identify import Directory, Identifier
-from inference.gateway.request.place import Place, Placer
+from inference.gateway.request.place import Placer
 from inference.gateway.request.prompt_ratios import PromptRatios
 from inference.gateway.request.rate_limit import Limiting
 from inference.gateway.request.settle import Outcomes, counted_by
-from inference.gateway.request.tally import Tally
 from inference.gateway.server.paths import api_path_of
-from inference.protocol.generation import Submit
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.keys import WAITING_INTERVAL_S, gateway_alive_key
 from inference.supervised_threads import SupervisedPool
-from inference.wire.common.images import ImageFile
 from inference.wire.errors import ApiError
 from metering.ledger.receipts import Receipts
 from metering.limits.rate_limiter import RateLimiter
@@ -69,11 +65,9 @@ MAX_READ_BYTES = 16 * 1024 * 1024
 """Of events at once: twice what an honest neuron's entries are together."""
 READ_TIMEOUT_S = 3.0
 """Longer than the reader blocks, so that a Redis that hangs is noticed."""
-LAST_WORDS_S = 0.4
-LAST_WORDS_INTERVAL_S = 0.02
-LAST_WORD_S = 30.0
-"""How long a neuron may take to say what a request used whose client has gone. Where it says
-nothing, what was told until then is charged."""
+FINAL_USAGE_STOP_S = 0.4
+"""How long neurons get for reporting what cancelled requests used when the gateway stops."""
+FINAL_USAGE_POLL_S = 0.02
 LEDGER_STOP_S = 5.0
 FLUSH_S = 1.0
 """What frames that are on their way get when the gateway stops."""
@@ -149,7 +143,7 @@ class Gateway:
         stall_limit_s = self.config.redis_stall_s
         self.streams = RequestStreams()
         self.dispatcher = Dispatcher(self._frames_link, stall_limit_s=stall_limit_s)
-        self._image_sender = ImageSender(self._redis, stall_limit_s=stall_limit_s)
+        self.image_sender = ImageSender(self._redis, stall_limit_s=stall_limit_s)
         self.readers = EventReaders(
             self._redis,
             lambda: RedisLink(
@@ -252,66 +246,6 @@ class Gateway:
             f"cut off {neuron}", lambda: self.catalogue.cut_off_neuron(neuron, reason)
         )
 
-    def open_stream(
-        self,
-        request_id: str,
-        place: Place,
-        *,
-        timeout_s: float,
-        abort: Callable[[], None],
-        tally: Tally,
-        check: AnswerCheck,
-    ) -> RequestStream:
-        stream = RequestStream(
-            request_id=request_id,
-            neuron=place.neuron,
-            epoch=place.epoch,
-            model=place.model,
-            first_token_timeout_s=timeout_s,
-            abort=abort,
-            tally=tally,
-            check=check,
-        )
-        self.streams.add(stream)
-        return stream
-
-    def submit(
-        self, stream: RequestStream, submit: Submit, images: Sequence[ImageFile] = ()
-    ) -> None:
-        """Returns at once; the stream fails when its frame cannot be delivered."""
-        if images:
-            stream.follow(asyncio.ensure_future(self._submit_with_images(stream, submit, images)))
-        else:
-            stream.follow(self.dispatcher.push(stream.neuron, submit))
-
-    async def _submit_with_images(
-        self, stream: RequestStream, submit: Submit, images: Sequence[ImageFile]
-    ) -> None:
-        """First, so that the neuron finds them."""
-        await self._image_sender.put(
-            stream.neuron,
-            submit.request_id,
-            images,
-            timeout_s=submit.deadline_unix_s - time.time(),
-        )
-        await self.dispatcher.push(stream.neuron, submit)
-
-    def forget_images(self, stream: RequestStream) -> None:
-        """Its neuron has read them, or nobody will."""
-        self._image_sender.forget_soon(stream.neuron, stream.request_id)
-
-    def close_stream(self, stream: RequestStream) -> None:
-        """Unless it is settled, the neuron is told to drop the request: it may still hold blocks.
-        What it used is known when it answers that."""
-        stream.end()
-        if stream.tally.is_settled:
-            self.streams.remove(stream)
-            return
-        self.dispatcher.cancel_soon(stream.neuron, stream.request_id)
-        waiting = asyncio.get_running_loop().call_later(LAST_WORD_S, stream.tally.give_up)
-        stream.tally.when_settled(waiting.cancel)
-        stream.tally.when_settled(lambda: self.streams.remove(stream))
-
     async def drain(self, grace_s: float) -> None:
         """Refuses what is new, lets what is open finish for ``grace_s``, cuts the rest short."""
         self.draining = True
@@ -340,7 +274,7 @@ class Gateway:
         if not self._loops.are_running:
             return
         await self.dispatcher.close(FLUSH_S)
-        await self._hear_last_words()
+        await self._await_final_usage()
         await self._loops.stop()
         await self.readers.close()
         await self._limiter.flush()
@@ -362,10 +296,9 @@ class Gateway:
     async def _count_refusals(self) -> None:
         await self.refusals.flush(self._redis)
 
-    async def _hear_last_words(self) -> None:
-        """Neurons are given a moment to say what cancelled requests used."""
-        deadline_s = time.monotonic() + LAST_WORDS_S
+    async def _await_final_usage(self) -> None:
+        deadline_s = time.monotonic() + FINAL_USAGE_STOP_S
         while len(self.streams) and time.monotonic() < deadline_s:
-            await asyncio.sleep(LAST_WORDS_INTERVAL_S)
+            await asyncio.sleep(FINAL_USAGE_POLL_S)
         for stream in self.streams:
-            stream.tally.give_up()
+            stream.usage_counter.settle_as_counted()

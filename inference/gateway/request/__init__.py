@@ -9,7 +9,7 @@
     7 submit     a frame to the neuron's inbox                      ../redis/inbox.py
     8 accept     or another replica, where no engine took it        placed_request.py
     9 stream     events, checked, until the last                    event_stream.py, answer_check.py
-   10 settle     what it used; one outcome for log and ledger       tally.py, settle.py
+   10 settle     what it used; one outcome for log and ledger       usage_counter.py, settle.py
 
 ``call.py`` goes with it all the way: its ids, times, caller and outcome.
 """

@@ -1,10 +1,11 @@
-"""One request of a client, whatever its dialect, from its first header until its outcome is told.
+"""One request of a client, whatever its dialect, from its first header until its outcome.
 
-    identified ─▶ permitted ─▶ submitted (a Tally) ─▶ answered ─┐
-                                    └──▶ settled ───────────────┴▶ RequestOutcome, exactly one
+    identified ─▶ permitted ─▶ submitted (a UsageCounter) ─▶ answered ─┐
+                                    └──▶ settled ──────────────────────┴▶ RequestOutcome, one
 
-A refusal is told at once. What was submitted is told when its client has been answered and the
-neuron has said its last word: until then nobody knows what it used.
+A refusal is reported at once. A submitted request is reported when its client has been answered and
+its usage counter is settled: before that its usage is unknown. The call ends nothing itself; see
+``event_stream``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inference.gateway.request.tally import NOTHING, Tally
+from inference.gateway.request.usage_counter import NOTHING, UsageCounter
 from inference.wire.errors import ApiError
 from metering.ledger.entries import CANCELLED, TOKENS, Settle, fields_of
 from metering.limits.state import NO_LIMITS
@@ -83,8 +84,8 @@ class Call:
         "principal",
         "request_id",
         "status",
-        "tally",
         "token_charge",
+        "usage_counter",
         "was_cold",
         "yields",
     )
@@ -114,7 +115,8 @@ class Call:
         self.discount_percent = 0
         """What it costs less."""
         self.was_cold = False
-        self.tally: Tally | None = None
+        self.usage_counter: UsageCounter | None = None
+        """Of its last attempt; ``None``: it was never submitted."""
         self.outcome = CANCELLED
         self.error_message = ""
         self.error_status = 0
@@ -158,15 +160,15 @@ class Call:
         if self._is_closed:
             return
         self._is_closed = True
-        if self.tally is None:
+        if self.usage_counter is None:
             self._finish()
         else:
-            self.tally.when_settled(self._finish)
+            self.usage_counter.when_settled(self._finish)
 
     def _finish(self) -> None:
-        tally, principal = self.tally, self.principal
-        usage = NOTHING if tally is None else tally.usage
-        first_s = None if tally is None else tally.first_token_s
+        counter, principal = self.usage_counter, self.principal
+        usage = NOTHING if counter is None else counter.usage
+        first_s = None if counter is None else counter.first_token_s
         settle = Settle(
             request_id=self.request_id,
             account=principal.account if principal else "",
@@ -188,7 +190,7 @@ class Call:
         self._tell(
             RequestOutcome(
                 settle=settle,
-                is_billed=self.is_billed and tally is not None,
+                is_billed=self.is_billed and counter is not None,
                 status=self.status,
                 was_cold=self.was_cold,
                 error_status=self.error_status,

@@ -3,8 +3,16 @@
     reader ──put──▶ RequestStream (bounded) ──next_events──▶ consumer
     liveness, deadline, submission ──fail──▶
 
-A stream ends once: by an answer, or by an ``ApiError`` that ``next_events`` raises after the
-events before it. Belongs to one event loop; must not know Redis or HTTP.
+An attempt of a request ends in its stream and nowhere else. The others derive from that:
+
+    RequestStream   ends once: by an answer, by ``fail`` with the ``ApiError`` that ``next_events``
+                    raises after the events before it, or by ``end``, when its owner leaves it
+    UsageCounter    is given every event, and is settled by the neuron's terminal event; by
+                    ``lose`` or ``settle_within`` where that does not come
+    Call            reports the request's one outcome, when its client has been answered and the
+                    counter of its last attempt is settled
+
+Belongs to one event loop; must not know Redis or HTTP.
 """
 
 from __future__ import annotations
@@ -16,7 +24,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from inference.gateway.request.answer_check import AnswerCheck, AnswerFaultError
-from inference.gateway.request.tally import Tally
+from inference.gateway.request.usage_counter import UsageCounter
 from inference.protocol.events import (
     ANSWERS,
     Accepted,
@@ -70,7 +78,7 @@ class RequestStream:
         "num_misses",
         "request_id",
         "started_s",
-        "tally",
+        "usage_counter",
     )
 
     def __init__(
@@ -82,7 +90,7 @@ class RequestStream:
         model: str,
         first_token_timeout_s: float,
         abort: Callable[[], None],
-        tally: Tally,
+        usage_counter: UsageCounter,
         check: AnswerCheck,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -93,9 +101,9 @@ class RequestStream:
         self.started_s = loop.time()
         self.accepted = False
         self.ended = False
-        self.tally = tally
-        """Settled once the neuron has said its last word: it holds nothing of this request any
-        more."""
+        self.usage_counter = usage_counter
+        """Settled by the neuron's terminal event: the neuron holds nothing of this request after
+        it."""
         self.is_submitted = False
         """Its frame is in the neuron's inbox."""
         self.num_misses = 0
@@ -128,9 +136,9 @@ class RequestStream:
             if isinstance(event, Fragment):
                 self._put_fragment(event)
                 return
-            if not self.tally.is_settled:
+            if not self.usage_counter.is_settled:
                 self._check.check(event, num_bytes)
-                self.tally.see(event)
+                self.usage_counter.count(event)
         except AnswerFaultError:
             self.fail(neuron_fault(self.neuron))
             raise
@@ -155,10 +163,18 @@ class RequestStream:
         self._wake()
 
     def lose(self, error: ApiError) -> None:
-        """Nobody works on it any more, so there is no last word to wait for: what was told is what
-        it used."""
+        """Fail, and settle at once: its neuron has gone or does not have the request, so no
+        terminal event comes."""
         self.fail(error)
-        self.tally.give_up()
+        self.usage_counter.settle_as_counted()
+
+    def settle_within(self, timeout_s: float, on_settled: Callable[[], None]) -> None:
+        """Call after ``end``. Waits for the neuron's terminal event, which says what was used;
+        without one, settles by what was counted when ``timeout_s`` is over."""
+        counter = self.usage_counter
+        timer = asyncio.get_running_loop().call_later(timeout_s, counter.settle_as_counted)
+        counter.when_settled(timer.cancel)
+        counter.when_settled(on_settled)
 
     def end(self) -> None:
         self.ended = True

@@ -1,4 +1,5 @@
-"""One request at the replica that it was placed on, and at another one where no engine took it.
+"""Submits one request and owns it until its end: at the replica that it was placed on, and at
+another one where no engine took it.
 
     begin: find place ─▶ reserve ─▶ Submit ─▶ RequestStream ─▶ Accepted ─▶ events
                 ▲                                   │
@@ -29,9 +30,9 @@ from inference.gateway.request.call import Call
 from inference.gateway.request.event_stream import RequestStream
 from inference.gateway.request.place import Place
 from inference.gateway.request.routing_hint import routing_hint
-from inference.gateway.request.tally import Tally
 from inference.gateway.request.token_bounds import TokenBounds, num_prompts, token_bounds
 from inference.gateway.request.token_budget import TokenBudget
+from inference.gateway.request.usage_counter import UsageCounter
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.events import Event
 from inference.protocol.generation import Request, Submit
@@ -42,6 +43,9 @@ from metering.ledger.receipts import Receipt
 
 logger = logging.getLogger(__name__)
 
+FINAL_USAGE_TIMEOUT_S = 30.0
+"""How long a neuron may take to report what a cancelled request used. After that the request is
+charged for what was counted."""
 MAX_ID_CHARACTERS = 60
 """How much of a request's id stands before an attempt's number: settling reads up to 64."""
 
@@ -136,8 +140,9 @@ class PlacedRequest:
             raise RequestFailedError(broke_worker("the neuron"))
 
     def close(self) -> None:
+        """Cancels it unless it has ended. Its usage is settled later, by its stream."""
         if self._stream is not None:
-            self._gateway.close_stream(self._stream)
+            self._end(self._stream)
         self._forget_images()
 
     def _hint(self) -> RoutingHint:
@@ -156,29 +161,61 @@ class PlacedRequest:
         self._uncounted[place.neuron].append(self._attempt_id())
         timeout_s = self._deadline_s - asyncio.get_running_loop().time()
         self._call.neuron = place.neuron
-        self._call.tally = Tally(partial(self._accepted, self._num_attempts))
+        self._call.usage_counter = UsageCounter(partial(self._accepted, self._num_attempts))
         most = self._budget.usage_bounds(
             num_prompts=num_prompts(self._request), context_tokens=place.context_tokens
         )
-        self._stream = self._gateway.open_stream(
-            self._attempt_id(),
-            place,
-            timeout_s=timeout_s,
+        self._stream = RequestStream(
+            request_id=self._attempt_id(),
+            neuron=place.neuron,
+            epoch=place.epoch,
+            model=place.model,
+            first_token_timeout_s=timeout_s,
             abort=self._abort,
-            tally=self._call.tally,
+            usage_counter=self._call.usage_counter,
             check=AnswerCheck(self._request, most),
         )
-        submit = self._submit(place, most, timeout_s)
-        self._gateway.submit(self._stream, submit, self._files)
+        self._gateway.streams.add(self._stream)
+        self._submit(self._stream, self._frame(place, most, timeout_s))
+
+    def _submit(self, stream: RequestStream, submit: Submit) -> None:
+        """Returns at once; the stream fails when its frame cannot be delivered."""
+        if self._files:
+            stream.follow(asyncio.ensure_future(self._submit_with_images(stream, submit)))
+        else:
+            stream.follow(self._gateway.dispatcher.push(stream.neuron, submit))
+
+    async def _submit_with_images(self, stream: RequestStream, submit: Submit) -> None:
+        """The images first, so that the neuron finds them."""
+        await self._gateway.image_sender.put(
+            stream.neuron,
+            submit.request_id,
+            self._files,
+            timeout_s=submit.deadline_unix_s - time.time(),
+        )
+        await self._gateway.dispatcher.push(stream.neuron, submit)
+
+    def _end(self, stream: RequestStream) -> None:
+        """Ends an attempt. Unless it is settled its neuron is asked to drop the request, because
+        it may still hold blocks, and answers that with what was used."""
+        stream.end()
+        streams = self._gateway.streams
+        if stream.usage_counter.is_settled:
+            streams.remove(stream)
+            return
+        self._gateway.dispatcher.cancel_soon(stream.neuron, stream.request_id)
+        stream.settle_within(FINAL_USAGE_TIMEOUT_S, partial(streams.remove, stream))
 
     def _leave(self, stream: RequestStream) -> None:
-        self._gateway.close_stream(stream)
+        """For another attempt, which sends the images again."""
+        self._end(stream)
         if self._files:
-            self._gateway.forget_images(stream)
+            self._gateway.image_sender.forget_soon(stream.neuron, stream.request_id)
 
     def _forget_images(self) -> None:
+        """Its neuron has read them, or will not."""
         if self._files and self._stream is not None:
-            self._gateway.forget_images(self._stream)
+            self._gateway.image_sender.forget_soon(self._stream.neuron, self._stream.request_id)
             self._files = ()
 
     def _accepted(self, attempt: int, prompt_tokens: int) -> None:
@@ -192,7 +229,7 @@ class PlacedRequest:
             return request_id
         return f"{request_id[:MAX_ID_CHARACTERS]}.{self._num_attempts}"
 
-    def _submit(self, place: Place, most: UsageBounds, timeout_s: float) -> Submit:
+    def _frame(self, place: Place, most: UsageBounds, timeout_s: float) -> Submit:
         principal = self._call.who
         request_id = self._attempt_id()
         return Submit(

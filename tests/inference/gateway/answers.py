@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inference.gateway.request.answer_check import AnswerCheck, UsageBounds
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
-from inference.gateway.request.tally import Tally
+from inference.gateway.request.usage_counter import UsageCounter
 from inference.protocol.generation import GenerationRequest, TextInput
 
 
@@ -23,7 +23,7 @@ def open_stream(streams: RequestStreams, request_id: str, neuron: str) -> Reques
         model="tiny",
         first_token_timeout_s=60.0,
         abort=lambda: None,
-        tally=Tally(),
+        usage_counter=UsageCounter(),
         check=any_answer(),
     )
     streams.add(stream)

@@ -178,7 +178,7 @@ async def test_events_reach_the_requests_of_their_own_neuron_alone(
         "n2", Delta(request_id="r1", text="mine"), Finished(request_id="r1", usage=usage)
     )
     await _read_until(make_reader("n2"), last)
-    assert not victim.accepted and not victim.ended and not victim.tally.is_settled
+    assert not victim.accepted and not victim.ended and not victim.usage_counter.is_settled
     assert victim.epoch == "e"
     assert faults == [("n2", "it answered a request that another neuron serves")] * 3
 

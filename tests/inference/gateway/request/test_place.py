@@ -13,7 +13,7 @@ from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.redis.failure import redis_unavailable
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
 from inference.gateway.request.place import Placer
-from inference.gateway.request.tally import Tally
+from inference.gateway.request.usage_counter import UsageCounter
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.wire.errors import ApiError
 from tests.inference.gateway.answers import any_answer
@@ -67,7 +67,7 @@ async def test_a_burst_between_two_heartbeats_spreads() -> None:
                 model=place.model,
                 first_token_timeout_s=60,
                 abort=lambda: None,
-                tally=Tally(),
+                usage_counter=UsageCounter(),
                 check=any_answer(),
             )
         )

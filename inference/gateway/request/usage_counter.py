@@ -1,7 +1,9 @@
-"""What a request that was submitted has used, as far as its events say. Pure but for its callbacks.
+"""Counts what one attempt of a request uses, by its events. Pure but for its callbacks.
 
 Accepted ─▶ prompt counted        tokens ─▶ counted        terminal event ─▶ settled, once
-                                                nobody says any more ─▶ give_up: settled
+                                    its stream expects no more events ─▶ settle_as_counted
+
+It ends nothing: its ``RequestStream`` passes it every event and ends the attempt.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from inference.protocol.events import (
 NOTHING = Usage(prompt_tokens=0, completion_tokens=0)
 
 
-class Tally:
-    """Sees every event of its request, also those that its client does not wait for any more.
+class UsageCounter:
+    """Counts every event of its attempt, also those after its client has left.
 
     ``on_accepted`` is called with the prompt's length."""
 
@@ -51,7 +53,7 @@ class Tally:
         self._prompt_tokens = 0
         self._completion_tokens = 0
 
-    def see(self, event: Event) -> None:
+    def count(self, event: Event) -> None:
         if self.is_settled:
             return
         match event:
@@ -84,9 +86,9 @@ class Tally:
         else:
             self._when_settled.append(callback)
 
-    def give_up(self) -> None:
-        """Nobody is left who could say more: what was told is what is billed. A prompt whose
-        first token was never told may not have been computed."""
+    def settle_as_counted(self) -> None:
+        """Settle by what was counted, because no more events come. A prompt without a first token
+        may not have been computed, so it costs nothing."""
         if self.is_settled:
             return
         if self.first_token_s is None:
@@ -99,7 +101,7 @@ class Tally:
     def _settle(self, usage: Usage) -> None:
         self.usage = usage
         self.is_settled = True
-        self._on_accepted = None  # breaks a cycle: the callback's request refers to its tally
+        self._on_accepted = None  # breaks a cycle: the callback's request refers to its counter
         callbacks, self._when_settled = self._when_settled, []
         for callback in callbacks:
             callback()
