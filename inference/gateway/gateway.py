@@ -44,7 +44,7 @@ from inference.gateway.redis.refusal_counts import RefusalCounts
 from inference.gateway.request.accounting import Accounting, Ledger
 from inference.gateway.request.call import Call, RequestOutcome
 from inference.gateway.request.event_stream import RequestStreams
-from inference.gateway.request.identify import Directory, Identifier
+from inference.gateway.request.identify import SENDER, Directory, Identifier
 from inference.gateway.request.place import Placer
 from inference.gateway.request.prompt_ratios import PromptRatios
 from inference.gateway.request.rate_limit import Limiting
@@ -53,7 +53,6 @@ from inference.gateway.server.paths import api_path_of
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.keys import WAITING_INTERVAL_S, gateway_alive_key
 from inference.supervised_threads import SupervisedPool
-from inference.wire.errors import ApiError
 from metering.ledger.receipts import Receipts
 from metering.limits.rate_limiter import RateLimiter
 from metering.principal import Principal, Scope
@@ -211,17 +210,15 @@ class Gateway:
 
     async def check_headers(
         self, path: bytes, headers: Sequence[tuple[bytes, bytes]]
-    ) -> ApiError | None:
-        """Why a large body to ``path`` is not worth reading, where that is so. The admin asks who
-        somebody is by itself."""
+    ) -> dict[str, Any]:
+        """Identifies who sends a large body to ``path``, before it is read: what is added to the
+        ASGI scope of its request. The admin identifies its users itself. Raises ``ApiError``."""
         if api_path_of(path) is None:
-            return None
+            return {}
         self.ensure_started()
-        try:
-            await self.identifier.identify(headers, scope=Scope.INFERENCE)
-        except ApiError as error:
-            return error
-        return None
+        sender = await self.identifier.sender_of(headers)
+        await self.identifier.identify(headers, scope=Scope.INFERENCE, sender=sender)
+        return {SENDER: sender}
 
     def _free_limits(self, outcome: RequestOutcome) -> None:
         self.limits.settle(outcome)

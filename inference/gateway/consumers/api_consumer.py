@@ -24,6 +24,7 @@ from inference.gateway.consumers.context_advice import advice_headers
 from inference.gateway.consumers.ignored_fields import ignored_headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.call import Call
+from inference.gateway.request.identify import SENDER
 from inference.gateway.request.rate_limit import limit_headers
 from inference.gateway.server.azure import with_model
 from inference.gateway.server.body_writer import send_file, send_in_pieces
@@ -285,7 +286,7 @@ class ApiConsumer(AbortableConsumer):
         )
         if self.scope_needed is not None:
             self.call.principal = await self.gateway.identifier.identify(
-                headers, scope=self.scope_needed
+                headers, scope=self.scope_needed, sender=self.scope.get(SENDER)
             )
         self._check_before_body()
         self.gateway.bounds.open_request()

@@ -13,7 +13,9 @@ for a page of elsewhere, so their Origin and Host are looked at.
 from __future__ import annotations
 
 import hmac
+import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from helexa_site.bootstrap.arguments import is_loopback
@@ -31,11 +33,25 @@ from metering.principal import ANONYMOUS_ACCOUNT, SELF_TEST, Principal, Scope
 
 Headers = Iterable[tuple[bytes, bytes]]
 
+SENDER = "helexa.sender"
+"""The entry of an ASGI scope that holds the ``Sender``, where it is known already."""
 BEARER = b"bearer "
 SELF_TEST_HEADER = b"helexa-self-test"
 """Sent by ``serve`` with its own key, which commands on its machine use too."""
+KNOWN_FOR_S = 0.5
+"""How long a large body may take to come without its sender being identified again: as long as a
+revoked key may be remembered."""
 API_KEY_HEADERS = (b"x-api-key", b"api-key")
 """Anthropic's clients send their key in the first, Azure's in the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sends a request, as found by its headers before its body was read."""
+
+    principal: Principal
+    identified_s: float
+    """``time.monotonic``."""
 
 
 class Directory(Protocol):
@@ -76,17 +92,25 @@ class Identifier:
         self._directory = directory
         self._allows_anonymous = allows_anonymous(config)
 
-    async def identify(self, headers: Headers, *, scope: Scope) -> Principal:
-        """``headers`` as in an ASGI scope, names in lower case. Raises ``ApiError``."""
+    async def identify(
+        self, headers: Headers, *, scope: Scope, sender: Sender | None = None
+    ) -> Principal:
+        """``headers`` as in an ASGI scope, names in lower case. ``sender``: what ``sender_of``
+        returned for them, if anything. Raises ``ApiError``."""
+        if sender is None or time.monotonic() - sender.identified_s > KNOWN_FOR_S:
+            sender = await self.sender_of(headers)
+        if not sender.principal.has(scope):
+            raise InsufficientScopeError(scope)
+        return sender.principal
+
+    async def sender_of(self, headers: Headers) -> Sender:
+        """Raises ``ApiError``."""
         try:
-            principal = await self._principal(dict(headers))
+            return Sender(await self._principal(dict(headers)), time.monotonic())
         except KeyRefusedError as error:
             raise InvalidApiKeyError(str(error)) from error
         except DirectoryUnavailableError as error:
             raise ServiceUnavailableError("database_unavailable", str(error)) from error
-        if not principal.has(scope):
-            raise InsufficientScopeError(scope)
-        return principal
 
     async def still(self, account: str, key: str) -> Principal:
         """Who asked before, as they are now; ``key`` is its public prefix. Raises ``ApiError``."""

@@ -37,7 +37,7 @@ from inference.wire.errors import (
 
 logger = logging.getLogger(__name__)
 
-CheckHeaders = Callable[[bytes, list[tuple[bytes, bytes]]], Awaitable[ApiError | None]]
+CheckHeaders = Callable[[bytes, list[tuple[bytes, bytes]]], Awaitable[dict[str, Any]]]
 
 READ_BUFFER_BYTES = 256 * 1024
 SMALL_BODY_BYTES = 64 * 1024
@@ -65,6 +65,8 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         self._has_begun = False
         """The application has it, and refuses what is to be refused."""
         self._checking: asyncio.Task[None] | None = None
+        self.scope_extras: dict[str, Any] = {}
+        """What the check of its headers adds to its ASGI scope."""
 
     @property
     def is_responding(self) -> bool:
@@ -133,11 +135,18 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
 
     async def _check_sender(self) -> None:
         """Nothing more of the body is read until it is known that its sender may ask at all."""
+        if self._has_begun:  # a body of unknown length that was small
+            return
+        error: ApiError | None = None
         network = self.channel._networkProducer
         network.pauseProducing()
         self.channel.deadline.stop()
         try:
-            error = await self.server.check_headers(self.channel._path, self._header_pairs())
+            self.scope_extras = await self.server.check_headers(
+                self.channel._path, self._header_pairs()
+            )
+        except ApiError as refused:
+            error = refused
         finally:
             if self.channel is not None:
                 network.resumeProducing()
@@ -228,7 +237,8 @@ class StreamFactory(HTTPFactory):  # type: ignore[misc]
 
 class DaphneServer(daphne.server.Server):  # type: ignore[misc]
     """``errors_of`` tells how the client of a path is told what went wrong; ``check_headers``
-    whether a request is refused for its path and headers alone."""
+    raises the ``ApiError`` of a request that is refused for its path and headers alone, and returns
+    what it adds to the scope of another."""
 
     def __init__(
         self,
@@ -296,6 +306,8 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         reactor.stop()
 
     def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
+        if isinstance(protocol, StreamRequest):
+            scope |= protocol.scope_extras
         queue = super().create_application(protocol, scope)
         if queue is not None:
             running = self.connections[protocol]["application_instance"]

@@ -89,7 +89,9 @@ class AsgiClient:
         headers: dict[str, str] | None = None,
         peer: str = "127.0.0.1",
         query: str = "",
+        extras: dict[str, Any] | None = None,
     ) -> Exchange:
+        """``extras``: what the server adds to the scope."""
         if parts is None:
             parts = [b"" if body is None else json.dumps(body).encode()]
         scope = {
@@ -107,6 +109,7 @@ class AsgiClient:
             ],
             "client": (peer, 40000),
             "server": ("127.0.0.1", 31313),
+            **(extras or {}),
         }
         return Exchange(self.application, scope, parts)
 

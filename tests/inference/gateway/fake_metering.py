@@ -25,6 +25,7 @@ class FakeDirectory:
 
     def __init__(self) -> None:
         self.is_away = False
+        self.num_finds = 0
         self.keys = {
             KEY: Principal(account="lab", key=KEY[:13]),
             OTHERS_KEY: Principal(account="other", key=OTHERS_KEY[:13]),
@@ -42,6 +43,7 @@ class FakeDirectory:
         pass
 
     async def find(self, presented_key: str) -> Principal:
+        self.num_finds += 1
         if self.is_away:
             raise DirectoryUnavailableError("The database does not answer.")
         if presented_key not in self.keys:
@@ -99,6 +101,7 @@ class FakeLedger:
         if self.is_away:
             raise LedgerUnavailableError("The database does not answer.")
         self.reserved.append(reserve)
+        self.held.pop(reserve.request_id, None)
         left = self.left - reserve.prompt_tokens
         output = reserve.output_tokens
         if output is None:

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from helexa_site.config import Config
+from inference.gateway.gateway import Gateway
 from inference.gateway.request.identify import allows_anonymous
+from inference.wire.errors import InsufficientScopeError
+from metering.principal import Scope
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.asgi_socket import AsgiSocket
 from tests.inference.gateway.conftest import MakeClient
@@ -92,6 +95,28 @@ async def test_an_unknown_key_without_the_database_is_not_called_invalid(
     answer = await ask(client, headers=BEARER)
     assert (answer.status, answer.error["code"]) == (503, "database_unavailable")
     assert answer.headers["retry-after"]
+
+
+async def test_the_sender_of_a_large_body_is_identified_once(
+    client: AsgiClient,
+    gateway: Gateway,
+    neuron: FakeNeuron,
+    directory: FakeDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before its body is read; again only where the body takes longer than a revoked key may be
+    remembered. What is known of the sender does not replace the scope that the path needs."""
+    headers = [(name.encode(), value.encode()) for name, value in BEARER.items()]
+    extras = await gateway.check_headers(CHAT.encode(), headers)
+    assert directory.num_finds == 1
+    assert (await ask(client, headers=BEARER, extras=extras)).status == 200
+    assert directory.num_finds == 1
+    directory.restrict(KEY, scopes=frozenset({Scope.USAGE_READ}))
+    with pytest.raises(InsufficientScopeError):
+        await gateway.check_headers(CHAT.encode(), headers)
+    monkeypatch.setattr("inference.gateway.request.identify.KNOWN_FOR_S", -1.0)
+    assert (await ask(client, headers=BEARER, extras=extras)).status == 403
+    assert await gateway.check_headers(b"/admin/", headers) == {}
 
 
 async def test_a_scope_is_needed(client: AsgiClient, neuron: FakeNeuron) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import deque
 from http import HTTPStatus
@@ -14,7 +15,7 @@ from twisted.internet.main import CONNECTION_LOST
 from twisted.internet.tcp import Connection as TcpConnection
 from twisted.web.http import Request
 
-from inference.gateway.server.daphne_server import StreamRequest
+from inference.gateway.server.daphne_server import SMALL_BODY_BYTES, DaphneServer, StreamRequest
 from inference.gateway.server.http_channel import LINGER_S, StreamChannel, origin_target
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.common.failures import FAILURES
@@ -254,3 +255,34 @@ def test_nothing_is_sent_past_a_goodbye(state: str) -> None:
     socket.connected = int(state != "disconnected")
     channel_on(socket).write(b"abc")
     assert socket.sent == b""
+
+
+async def test_what_the_check_of_headers_found_is_in_the_scope_of_its_request() -> None:
+    """Of a large body alone: nothing is checked before a small one."""
+    scopes: list[dict[str, Any]] = []
+
+    async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        scopes.append(scope)
+
+    async def check_headers(path: bytes, headers: Any) -> dict[str, Any]:
+        return {"helexa.sender": path}
+
+    server = DaphneServer.__new__(DaphneServer)
+    server.application, server.check_headers = application, check_headers
+    server.connections, server.root_path = {}, ""
+    server.proxy_forwarded_address_header = None
+    server.request_buffer_size = server.max_body_bytes = SMALL_BODY_BYTES * 2
+    server.clients = SimpleNamespace(opened=lambda _: None, closed=lambda _: None)
+    for length, sender in ((SMALL_BODY_BYTES + 1, CHAT), (2, None)):
+        channel, wire = StreamChannel(), Wire()
+        channel.requestFactory, channel.timeOut = StreamRequest, None
+        channel.factory = SimpleNamespace(server=server, log=lambda _: None)
+        channel.makeConnection(wire)
+        head = b"POST %s HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % (CHAT, length)
+        channel.dataReceived(head + b"x")
+        await asyncio.sleep(0)
+        channel.dataReceived(b"x" * (length - 1))
+        running = [each["application_instance"] for each in server.connections.values()]
+        await asyncio.gather(*running)
+        assert scopes[-1].get("helexa.sender") == sender
+    assert len(scopes) == 2
