@@ -1,7 +1,7 @@
 """The money side of one gateway's requests: held before they run, charged when they have ended.
 
-    hold ─▶ Granted ─▶ narrow, when the prompt is counted ─▶ settle, by the outcome
-      │           └▶ let_go, where it never came to a neuron
+    reserve ─▶ Granted ─▶ narrow, when the prompt is counted ─▶ settle, by the outcome
+      │           └▶ release, where it never came to a neuron
       └ waits a little where others' reservations are in the way (``reservation_queue``)
 
 Whose caps, what prices and how much are decided elsewhere; here they become what the ledger is
@@ -83,9 +83,9 @@ class Accounting:
         """What may cost bills, in words."""
         return self._ledger.spool_problem
 
-    async def hold(self, call: Call, bounds: TokenBounds) -> Granted | None:
-        """Reserves what the request may use at most; ``None`` where no cap applies. Raises
-        ``ApiError``."""
+    async def reserve(self, call: Call, bounds: TokenBounds) -> Granted | None:
+        """Reserves what the request may use at most, in place of what it has reserved before;
+        ``None`` where no cap applies. Raises ``ApiError``."""
         if self._ledger.is_full:
             raise _ledger_unavailable()
         principal = call.who
@@ -114,7 +114,7 @@ class Accounting:
         call.is_reserved = True
         return granted
 
-    def let_go(self, call: Call) -> None:
+    def release(self, call: Call) -> None:
         """It was never submitted, so nothing of it will be charged."""
         if call.is_reserved:
             call.is_reserved = False

@@ -96,7 +96,7 @@ class PlacedRequest:
             self._open(place)
         except BaseException:
             if self._stream is None:
-                self._gateway.accounting.let_go(self._call)
+                self._gateway.accounting.release(self._call)
             raise
 
     async def next_events(self) -> list[Event]:

@@ -89,9 +89,9 @@ async def permit(
     bounds = await _bounds_now(gateway, base, request) if counts_tokens(principal) else None
     await gateway.limits.acquire(call, bounds, base.name)
     if call.is_billed and principal.budgets and not await gateway.is_ready(base.name):
-        # A model may be loaded for it, which a spent budget is no reason for.
-        await gateway.accounting.hold(call, _least(request))
-        gateway.accounting.let_go(call)
+        # A model may be loaded for it, which a spent budget is no reason for. The reservation
+        # grows once its place is known, and is released with the call where it finds none.
+        await gateway.accounting.reserve(call, _least(request))
 
 
 async def _bounds_now(gateway: Gateway, base: CatalogueEntry, request: Request) -> TokenBounds:

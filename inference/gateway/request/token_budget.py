@@ -54,7 +54,7 @@ class TokenBudget:
         elif self._call.who.budgets:
             near = sure.near(self._gateway.prompt_ratios, self._model)
             reserved = replace(sure, prompt_tokens=near)
-        await self._hold(reserved)
+        await self._reserve_on_caps(reserved)
         self._sure, self._reserved = sure, reserved
 
     async def extends(self, error: ApiError) -> bool:
@@ -73,13 +73,13 @@ class TokenBudget:
         if self._call.token_charge is not None:
             await self._gateway.limits.extend(self._call, prompt_tokens)
         reserved = replace(reserved, prompt_tokens=prompt_tokens)
-        await self._hold(reserved)
+        await self._reserve_on_caps(reserved)
         self._reserved = reserved
         return True
 
-    async def _hold(self, bounds: TokenBounds) -> None:
+    async def _reserve_on_caps(self, bounds: TokenBounds) -> None:
         if self._call.is_billed:
-            self._granted = await self._gateway.accounting.hold(self._call, bounds)
+            self._granted = await self._gateway.accounting.reserve(self._call, bounds)
 
     def accepted(self, prompt_tokens: int) -> None:
         """The neuron has counted the prompt: what is not needed is released."""

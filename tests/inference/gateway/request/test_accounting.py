@@ -25,6 +25,7 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.protocol.generation import Submit
+from inference.protocol.heartbeat import ReplicaStatus
 from metering.prices import Prices
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import ENTRY, OPERATOR, FakeCatalogue
@@ -216,6 +217,44 @@ async def test_a_spent_budget_loads_nothing(
     ledger.cap_tokens = 0
     assert (await client.post(CHAT, BODY, headers=BEARER)).status == 429
     assert catalogue.loads == []
+
+
+async def test_what_a_cold_request_reserves_only_grows(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    ledger: FakeLedger,
+    capped: FakeDirectory,
+    catalogue: FakeCatalogue,
+) -> None:
+    """One token of prompt and one of answer while its model is loaded, so that a spent budget loads
+    nothing and others' requests run; the worst case when it is placed. Nothing is released in
+    between, and nothing is left."""
+    neuron.status = None
+    await neuron.beat()
+    asked = client.open("POST", CHAT, BODY, headers=BEARER)
+    await until(lambda: catalogue.loads)
+    assert (list(ledger.held.values()), ledger.released) == ([2], [])
+    neuron.status = ReplicaStatus.READY
+    await neuron.beat()
+    assert (await asked.finish()).status == 200
+    assert [reserve.prompt_tokens == 1 for reserve in ledger.reserved] == [True, False]
+    assert (ledger.released, len(ledger.settled), ledger.held) == ([], 1, {})
+
+
+async def test_what_a_cold_request_reserved_is_released_when_its_client_leaves(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    ledger: FakeLedger,
+    capped: FakeDirectory,
+    catalogue: FakeCatalogue,
+) -> None:
+    neuron.status = None
+    await neuron.beat()
+    asked = client.open("POST", CHAT, BODY, headers=BEARER)
+    await until(lambda: catalogue.loads)
+    asked.leave()
+    await asked.finish()
+    assert (len(ledger.reserved), len(ledger.released), ledger.held) == (1, 1, {})
 
 
 async def test_a_model_that_the_key_may_not_use_is_not_loaded(
