@@ -65,7 +65,22 @@ class HybridShape:
     context_tokens: int = 8192
 
 
-Shape = MixtureShape | HybridShape
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseShape:
+    """The sizes of a qwen3."""
+
+    vocab_size: int
+    hidden_size: int
+    inner_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_tokens: int = 8192
+
+
+Shape = DenseShape | MixtureShape | HybridShape
+ARCHITECTURES = {DenseShape: "qwen3", MixtureShape: "qwen3moe", HybridShape: "qwen35"}
 SHAPES: dict[str, Shape] = {
     "qwen3moe": MixtureShape(
         vocab_size=32768,
@@ -113,8 +128,8 @@ def random_file(name: str, data_dir: Path) -> Path:
 
 
 def write(shape: Shape, file: Path) -> None:
-    is_mixture = isinstance(shape, MixtureShape)
-    writer = gguf.GGUFWriter(file, "qwen3moe" if is_mixture else "qwen35")
+    """One tensor at a time, so that a file may be larger than the host's memory."""
+    writer = gguf.GGUFWriter(file, ARCHITECTURES[type(shape)])
     writer.add_context_length(shape.context_tokens)
     writer.add_embedding_length(shape.hidden_size)
     writer.add_block_count(shape.num_layers)
@@ -130,30 +145,63 @@ def write(shape: Shape, file: Path) -> None:
         writer.add_expert_used_count(shape.experts_per_token)
         writer.add_expert_feed_forward_length(shape.expert_size)
     else:
+        writer.add_feed_forward_length(shape.inner_size)
+    if isinstance(shape, HybridShape):
         _add_hybrid_keys(writer, shape)
     _add_vocabulary(writer, shape.vocab_size)
-    generator = np.random.default_rng(1)
     for name, dimensions in _tensors(shape):
-        if name.endswith("ssm_a"):
-            writer.add_tensor(name, -np.ones(dimensions, np.float32))
-        elif len(dimensions) == 1:
-            writer.add_tensor(name, np.ones(dimensions, np.float32))
-        elif any(part in name for part in KEPT):
-            kept = generator.normal(0, VALUE_SIZE, dimensions).astype(np.float32)
-            writer.add_tensor(name, kept)
-        else:
-            is_finer = any(part in name for part in FINER)
-            type = GGMLQuantizationType.Q6_K if is_finer else GGMLQuantizationType.Q4_K
-            writer.add_tensor(name, random_blocks(generator, type, dimensions), raw_dtype=type)
+        _add_tensor_info(writer, name, dimensions)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    writer.write_ti_data_to_file()
+    generator = np.random.default_rng(1)
+    for name, dimensions in _tensors(shape):
+        writer.write_tensor_data(_values(generator, name, dimensions))
     writer.close()
+
+
+def file_bytes(shape: Shape) -> int:
+    """What its tensors take."""
+    return sum(_stored(name, dimensions)[1] for name, dimensions in _tensors(shape))
+
+
+def _stored(name: str, dimensions: tuple[int, ...]) -> tuple[GGMLQuantizationType | None, int]:
+    """The format of a tensor, ``None`` where it is float32, and its bytes."""
+    num_values = int(np.prod(dimensions))
+    if len(dimensions) == 1 or any(part in name for part in KEPT):
+        return None, 4 * num_values
+    is_finer = any(part in name for part in FINER)
+    format = GGMLQuantizationType.Q6_K if is_finer else GGMLQuantizationType.Q4_K
+    return format, num_values // BLOCK_FEATURES * GGML_QUANT_SIZES[format][1]
+
+
+def _add_tensor_info(writer: gguf.GGUFWriter, name: str, dimensions: tuple[int, ...]) -> None:
+    format, num_bytes = _stored(name, dimensions)
+    if format is None:
+        writer.add_tensor_info(name, dimensions, np.dtype(np.float32), num_bytes)
+        return
+    *rows, features = dimensions
+    row_bytes = features // BLOCK_FEATURES * GGML_QUANT_SIZES[format][1]
+    stored = (*rows, row_bytes)
+    writer.add_tensor_info(name, stored, np.dtype(np.uint8), num_bytes, raw_dtype=format)
+
+
+def _values(
+    generator: np.random.Generator, name: str, dimensions: tuple[int, ...]
+) -> npt.NDArray[np.generic]:
+    """What the file holds of a tensor."""
+    if name.endswith("ssm_a"):
+        return -np.ones(dimensions, np.float32)
+    if len(dimensions) == 1:
+        return np.ones(dimensions, np.float32)
+    format, _ = _stored(name, dimensions)
+    if format is None:
+        return generator.normal(0, VALUE_SIZE, dimensions).astype(np.float32)
+    return random_blocks(generator, format, dimensions)
 
 
 def _add_hybrid_keys(writer: gguf.GGUFWriter, shape: HybridShape) -> None:
     rotary_dim = shape.head_dim // 4
-    writer.add_feed_forward_length(shape.inner_size)
     writer.add_rope_dimension_count(rotary_dim)
     # Of a text all three positions are the same.
     writer.add_rope_dimension_sections([rotary_dim // 2 - 20, 10, 10, 0])
@@ -173,10 +221,12 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     for index in range(shape.num_layers):
         if isinstance(shape, MixtureShape):
             layer = _attention(shape, queries=1) | _mixture(shape)
+        elif isinstance(shape, DenseShape):
+            layer = _attention(shape, queries=1) | _dense(shape, norm="ffn_norm")
         else:
             is_attention = (index + 1) % INTERVAL == 0
             layer = _attention(shape, queries=2) if is_attention else _delta(shape)
-            layer |= _dense(shape)
+            layer |= _dense(shape, norm="post_attention_norm")
         for name, size in layer.items():
             has_suffix = name.endswith((".bias", "ssm_a"))
             yield f"blk.{index}.{name}{'' if has_suffix else '.weight'}", size
@@ -225,9 +275,9 @@ def _mixture(shape: MixtureShape) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _dense(shape: HybridShape) -> dict[str, tuple[int, ...]]:
+def _dense(shape: DenseShape | HybridShape, norm: str) -> dict[str, tuple[int, ...]]:
     return {
-        "post_attention_norm": (shape.hidden_size,),
+        norm: (shape.hidden_size,),
         "ffn_gate": (shape.inner_size, shape.hidden_size),
         "ffn_up": (shape.inner_size, shape.hidden_size),
         "ffn_down": (shape.hidden_size, shape.inner_size),

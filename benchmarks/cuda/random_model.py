@@ -35,6 +35,9 @@ WEIGHT_STD = 0.02
 SHARD_BYTES = 4 * 10**9
 BYTES_PER_WEIGHT = 2
 SPARE_DISK_BYTES = 10**9
+FP8_BLOCK = 128
+"""Rows and columns that share a scale where projections are in fp8, as in Qwen3's fp8 files."""
+FP8_MAX = 448.0
 
 
 class NoRoomError(Exception):
@@ -121,21 +124,33 @@ def shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
     return parts
 
 
-def make_folder(config: ModelConfig, folder: Path, device: str) -> None:
+def make_folder(config: ModelConfig, folder: Path, device: str, *, is_fp8: bool = False) -> None:
+    """``is_fp8``: projections in fp8 with a scale for each block, as in Qwen3's fp8 files."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write_weights(config, folder, device)
+    _write_weights(config, folder, device, is_fp8=is_fp8)
     _write_tokenizer(folder)
-    (folder / "config.json").write_text(json.dumps(hub_config(config), indent=2))
+    described = hub_config(config)
+    if is_fp8:
+        described["quantization_config"] = {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
+        }
+    (folder / "config.json").write_text(json.dumps(described, indent=2))
 
 
-def _write_weights(config: ModelConfig, folder: Path, device: str) -> None:
+def _write_weights(config: ModelConfig, folder: Path, device: str, *, is_fp8: bool) -> None:
     from safetensors.torch import save_file
 
     file_of: dict[str, str] = {}
     for file_name, names in _named_shards(config):
-        tensors = {name: _random_weight(weight_shape(config, name), device) for name in names}
+        tensors = {}
+        for name in names:
+            weight = _random_weight(weight_shape(config, name), device)
+            is_rounded = is_fp8 and "_proj" in name
+            tensors |= _fp8_tensors(name, weight) if is_rounded else {name: weight}
         save_file(tensors, folder / file_name, metadata={"format": "pt"})
-        file_of |= dict.fromkeys(names, file_name)
+        file_of |= dict.fromkeys(tensors, file_name)
     index = {"metadata": {"total_size": folder_bytes(config)}, "weight_map": file_of}
     (folder / SAFETENSORS_INDEX).write_text(json.dumps(index))
 
@@ -158,6 +173,18 @@ def _random_weight(shape: tuple[int, ...], device: str) -> Any:
         return torch.ones(shape, dtype=torch.bfloat16)
     weight = torch.empty(shape, dtype=torch.bfloat16, device=device)
     return weight.normal_(std=WEIGHT_STD).cpu()
+
+
+def _fp8_tensors(name: str, weight: Any) -> dict[str, Any]:
+    """``weight`` in float8_e4m3fn and its scales, (ceil(out / 128), ceil(in / 128)) float32."""
+    import torch
+
+    out_blocks, in_blocks = (-(-size // FP8_BLOCK) for size in weight.shape)
+    # One scale for all of them: the weights are draws of one distribution.
+    scale = float(weight.abs().max()) / FP8_MAX
+    scales = torch.full((out_blocks, in_blocks), scale, dtype=torch.float32)
+    codes = (weight.float() / scale).to(torch.float8_e4m3fn)
+    return {name: codes, f"{name}_scale_inv": scales}
 
 
 def _write_tokenizer(folder: Path) -> None:

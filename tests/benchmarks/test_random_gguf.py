@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.random_gguf import HybridShape, MixtureShape, write
+from benchmarks.random_gguf import DenseShape, HybridShape, MixtureShape, file_bytes, write
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.families.registry import family_of
 from inference.models.weights.stored import DenseWeight
@@ -66,5 +66,26 @@ def test_a_hybrid_of_random_weights_is_a_model(tmp_path: Path) -> None:
     assert config.delta is not None and config.delta.conv_channels == 3 * 2 * 128
     assert all(model.weights.has(tensor.name) for tensor in family_of(config).tensors(config))
     stored = model.weights.stored("model.layers.0.linear_attn.in_proj_qkv")
+    assert not isinstance(stored, DenseWeight) and stored.bits == 4
+    model.close()
+
+
+def test_a_dense_file_of_random_weights_is_a_model(tmp_path: Path) -> None:
+    dense = DenseShape(
+        vocab_size=256,
+        hidden_size=256,
+        inner_size=512,
+        num_layers=1,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+    )
+    write(dense, tmp_path / "x.gguf")
+    assert file_bytes(dense) <= (tmp_path / "x.gguf").stat().st_size < file_bytes(dense) + 10**5
+    spec = LoadSpec(job_id="1", model="x", source=f"path:{tmp_path / 'x.gguf'}", devices=["cpu"])
+    model = open_model(spec, tmp_path / "cache", lambda progress: None)
+    assert isinstance(model, OpenedModel)
+    assert (model.config.intermediate_size, model.config.qk_norm) == (512, True)
+    stored = model.weights.stored("model.layers.0.mlp.gate_proj")
     assert not isinstance(stored, DenseWeight) and stored.bits == 4
     model.close()

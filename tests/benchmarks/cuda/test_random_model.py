@@ -22,8 +22,11 @@ from benchmarks.cuda.random_model import (
 from benchmarks.cuda.shapes import SHAPES, TINY
 from inference.loading.config.checked_shapes import check_tensors
 from inference.loading.config.hub_config import read_directory_config
+from inference.loading.loader import OpenedModel, open_model
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.sources import directory_files
+from inference.models.weights.stored import DenseWeight
+from inference.protocol.load import LoadSpec
 
 
 @pytest.fixture
@@ -77,3 +80,15 @@ def test_the_real_shapes_have_the_sizes_in_their_names() -> None:
         "1.7B": 1.7,
         "8B": 8.0,
     }
+
+
+def test_projections_may_be_in_fp8_with_a_scale_for_each_block(tmp_path: Path) -> None:
+    make_folder(TINY, tmp_path / "fp8", "cpu", is_fp8=True)
+    spec = LoadSpec(job_id="1", model="x", source=f"path:{tmp_path / 'fp8'}", devices=["cpu"])
+    model = open_model(spec, tmp_path / "cache", lambda progress: None)
+    assert isinstance(model, OpenedModel)
+    read = model.weights.stored("model.layers.0.mlp.gate_proj")
+    assert isinstance(read, DenseWeight)
+    assert read.weight.shape == (TINY.intermediate_size, TINY.hidden_size)
+    assert 0.01 < float(read.weight.float().square().mean().sqrt()) < 0.03
+    model.close()
