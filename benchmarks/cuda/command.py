@@ -109,6 +109,7 @@ def _run_shapes(
             folder=folder,
             num_threads=arguments.threads,
             data_dir=arguments.data_dir,
+            vllm_python=arguments.vllm_python,
         )
         planned = planned_subjects(shape, rows, arguments.subjects, place)
         for stage in stages(planned, device.ask(measure="free_bytes")):
@@ -142,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     several("--subjects", COLUMNS, COLUMNS, "the report's columns")
     parser.add_argument("--rounds", type=int, default=2, help="kept rounds after the warm-up one")
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--vllm-python", help="an interpreter that has vLLM for the device")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
         "--data-dir",

@@ -20,7 +20,7 @@ from inference.models.weights.stored import GROUP_FEATURES
 
 Weights = Literal["bf16", "q8", "q4"]
 Measure = Literal["decode", "prefill"]
-Column = Literal["helexa", "transformers"]
+Column = Literal["helexa", "transformers", "vllm"]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 COLUMNS: tuple[Column, ...] = get_args(Column)
@@ -112,6 +112,8 @@ class Place:
     """With the shape's weights."""
     num_threads: int
     data_dir: Path
+    vllm_python: str | None = None
+    """The interpreter that has vLLM for the device; ``None``: it is not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,17 +151,20 @@ def _sizes(shape: str, measure: Measure) -> tuple[int, ...]:
 def planned_subjects(
     shape: str, rows: Sequence[Row], columns: Collection[Column], place: Place
 ) -> list[PlannedSubject]:
-    """The subjects of one shape: an engine for each kind of weights, and transformers on the dense
-    ones. Whoever would answer nothing is left out."""
+    """The subjects of one shape: an engine for each kind of weights, transformers and, where there
+    is one, vLLM on the dense ones. A subject that would answer nothing is left out."""
     here = [row for row in rows if row.shape == shape]
     planned = [
         _engine(shape, weights, [row for row in here if row.weights == weights], place)
         for weights in WEIGHTS
         if "helexa" in columns
     ]
+    dense_rows = [row for row in here if row.weights == "bf16"]
     if "transformers" in columns:
-        decode_rows = [r for r in here if (r.weights, r.measure) == ("bf16", "decode")]
+        decode_rows = [row for row in dense_rows if row.measure == "decode"]
         planned.append(_continuous(shape, decode_rows, place))
+    if "vllm" in columns and place.vllm_python is not None:
+        planned.append(_vllm(shape, dense_rows, place, place.vllm_python))
     return [subject for subject in planned if subject.rows]
 
 
@@ -198,6 +203,25 @@ def _continuous(shape: str, rows: Sequence[Row], place: Place) -> PlannedSubject
             "num_sequences": str(max(CONCURRENCIES)),
             "sequence_tokens": str(workload.sequence_tokens),
             "batch_tokens": str(workload.prefill_tokens),
+        },
+        rows=tuple(rows),
+        need_bytes=int(weight_bytes(config, "bf16")) + kv_bytes + WORKING_BYTES,
+    )
+
+
+def _vllm(shape: str, rows: Sequence[Row], place: Place, python: str) -> PlannedSubject:
+    config, workload = ALL_SHAPES[shape], workload_of(shape)
+    kv_bytes = workload.kv_tokens * kv_bytes_per_token(config, "bf16")
+    return PlannedSubject(
+        label=f"vLLM, {shape} bf16",
+        column="vllm",
+        kind="vllm_folder",
+        options={
+            "python": python,
+            "folder": str(place.folder),
+            "device": place.device,
+            "kv_bytes": str(kv_bytes),
+            "sequence_tokens": str(max(workload.sequence_tokens, workload.prefill_tokens + 1)),
         },
         rows=tuple(rows),
         need_bytes=int(weight_bytes(config, "bf16")) + kv_bytes + WORKING_BYTES,

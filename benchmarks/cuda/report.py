@@ -16,7 +16,7 @@ from benchmarks.report import machine
 from benchmarks.run import Results
 
 UNMEASURED = "-"
-NARROWEST_TABLE = 110
+NARROWEST_TABLE = 130
 """Columns of text, whatever the terminal or file that it goes to."""
 
 
@@ -32,6 +32,8 @@ class Line:
     transformers_tokens_per_s: float | None
     ratio: float | None
     ratio_goal: float | None
+    vllm_tokens_per_s: float | None
+    vllm_ratio: float | None
 
 
 def report_lines(results: Results, rows: Sequence[Row], limits: Limits | None) -> list[Line]:
@@ -42,6 +44,7 @@ def report_lines(results: Results, rows: Sequence[Row], limits: Limits | None) -
 def _line(results: Results, row: Row, limits: Limits | None) -> Line:
     ours = results.median(row.name, "helexa")
     theirs = results.median(row.name, "transformers")
+    vllm = results.median(row.name, "vllm")
     share = None if ours is None or limits is None else share_of_limit(row, ours, limits)
     return Line(
         name=row.name,
@@ -51,6 +54,8 @@ def _line(results: Results, row: Row, limits: Limits | None) -> Line:
         transformers_tokens_per_s=theirs,
         ratio=None if ours is None or theirs is None else ours / theirs,
         ratio_goal=ratio_goal(row),
+        vllm_tokens_per_s=vllm,
+        vllm_ratio=None if ours is None or vllm is None else ours / vllm,
     )
 
 
@@ -77,7 +82,16 @@ def print_table(
     """Medians. ``failures``: who was not measured, or not to the end, and why."""
     table = Table(title=f"{machine()}; {results.subjects[DEVICE]}", title_justify="left")
     table.add_column("median")
-    for title in ("helexa", "of the best", "goal", "transformers", "ratio", "goal"):
+    for title in (
+        "helexa",
+        "of the best",
+        "goal",
+        "transformers",
+        "ratio",
+        "goal",
+        "vLLM",
+        "ratio",
+    ):
         table.add_column(title, justify="right")
     for line in lines:
         table.add_row(line.name, *_cells(line))
@@ -96,6 +110,8 @@ def _cells(line: Line) -> list[str]:
         _rate(line.transformers_tokens_per_s),
         _times(line.ratio),
         _times(line.ratio_goal),
+        _rate(line.vllm_tokens_per_s),
+        _times(line.vllm_ratio),
     ]
 
 

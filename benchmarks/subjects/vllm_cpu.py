@@ -15,28 +15,39 @@ from benchmarks.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, Prom
 LIBRARIES = ("vllm",)
 
 
-class VllmCpu:
-    """vLLM's own defaults: compiled by inductor, prefix cache on, 4,096 prompt tokens a step."""
+class VllmEngine:
+    """vLLM's own defaults: compiled by inductor, prefix cache on. ``where``: the device in words;
+    ``arguments``: vLLM's own, beside these."""
 
-    def __init__(self, folder: str, num_threads: int) -> None:
+    def __init__(self, folder: str, where: str, **arguments: Any) -> None:
         import vllm
 
         self._vllm: Any = vllm
-        self._num_threads = num_threads
-        arguments = vllm.EngineArgs(
-            model=folder, skip_tokenizer_init=True, dtype="auto", disable_log_stats=True
+        self._where = where
+        engine_arguments = vllm.EngineArgs(
+            model=folder,
+            skip_tokenizer_init=True,
+            dtype="auto",
+            disable_log_stats=True,
+            **arguments,
         )
-        self._engine: Any = vllm.LLMEngine.from_engine_args(arguments)
+        self._engine: Any = vllm.LLMEngine.from_engine_args(engine_arguments)
         self._num_submitted = 0
 
     def describe(self) -> str:
         dtype = str(self._engine.model_config.dtype).removeprefix("torch.")
-        return f"vLLM {self._vllm.__version__} CPU, {dtype}, {self._num_threads} threads"
+        return f"vLLM {self._vllm.__version__} {self._where}, {dtype}"
 
-    def decode(self, concurrency: int, seed: int) -> float:
+    def decode(
+        self,
+        concurrency: int,
+        seed: int,
+        prompt_tokens: int = DECODE_PROMPT_TOKENS,
+        output_tokens: int = DECODE_OUTPUT_TOKENS,
+    ) -> float:
         prompts = PromptMaker(seed)
         for _ in range(concurrency):
-            self._submit(prompts.prompt(DECODE_PROMPT_TOKENS), 1 + DECODE_OUTPUT_TOKENS)
+            self._submit(prompts.prompt(prompt_tokens), 1 + output_tokens)
         return tokens_per_s_together(self._arrivals().values())
 
     def prefill(self, num_tokens: int, seed: int) -> float:
@@ -78,5 +89,5 @@ class VllmCpu:
         return arrivals
 
 
-def open_subject(folder: str, num_threads: str) -> VllmCpu:
-    return VllmCpu(folder, int(num_threads))
+def open_subject(folder: str, num_threads: str) -> VllmEngine:
+    return VllmEngine(folder, f"CPU, {num_threads} threads")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.cuda.plan import (
@@ -47,6 +48,14 @@ def test_an_engine_for_each_kind_of_weights_and_transformers_for_the_dense_ones(
         "8B bf16, decode, 1 at once",
         "8B bf16, decode, 32 at once",
     ]
+
+
+def test_vllm_is_measured_where_an_interpreter_has_it() -> None:
+    with_vllm = replace(PLACE, vllm_python="/opt/vllm/bin/python")
+    (vllm,) = planned_subjects("8B", ROWS, ["vllm"], with_vllm)
+    assert (vllm.kind, vllm.options["python"]) == ("vllm_folder", "/opt/vllm/bin/python")
+    assert [row.measure for row in vllm.rows] == ["decode", "decode", "prefill"]
+    assert planned("vllm") == []
 
 
 def test_who_has_no_row_is_not_opened() -> None:
