@@ -13,28 +13,13 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from inference.neuron.replicas.engine_process import EngineProcess
-from inference.protocol.engine import (
-    Awake,
-    EngineMessage,
-    FellAsleep,
-    Loaded,
-    LoadFailedMessage,
-    SequenceStep,
-    Sleep,
-    StepOutputs,
-    SubmitSequence,
-    Wake,
-)
-from inference.protocol.load import LoadReport, LoadSpec
-from inference.protocol.sampling import SamplingParams
+from benchmarks.engine_under_test import EngineUnderTest
+from inference.protocol.load import LoadSpec
 
 PROMPT = list(range(1, 65))
 
@@ -52,71 +37,31 @@ class Result:
     asleep_host_bytes: int
 
 
-class Subject:
-    def __init__(self, spec: LoadSpec) -> None:
-        """Starts the process and waits for its first token."""
-        began_s = time.perf_counter()
-        self._engine = EngineProcess(spec, [sys.executable, "-m", "inference.engine"])
-        self._messages: Iterator[EngineMessage] = self._engine.messages()
-        self.report = self._wait_loaded()
-        self._first_token("cold")
-        self.cold_s = time.perf_counter() - began_s
-
-    def fall_asleep(self) -> tuple[float, FellAsleep]:
-        began_s = time.perf_counter()
-        self._engine.send(Sleep())
-        fell = next(one for one in self._messages if isinstance(one, FellAsleep))
-        return time.perf_counter() - began_s, fell
-
-    def wake(self, turn: int) -> float:
-        began_s = time.perf_counter()
-        self._engine.send(Wake())
-        next(one for one in self._messages if isinstance(one, Awake))
-        self._first_token(f"awake-{turn}")
-        return time.perf_counter() - began_s
-
-    def end(self) -> None:
-        self._engine.stop()
-        self._engine.reap()
-
-    def _wait_loaded(self) -> LoadReport:
-        for message in self._messages:
-            if isinstance(message, LoadFailedMessage):
-                raise RuntimeError(message.failure.message)
-            if isinstance(message, Loaded):
-                return message.report
-        raise RuntimeError("the engine process ended")
-
-    def _first_token(self, sequence_id: str) -> None:
-        params = SamplingParams(max_tokens=1, temperature=0.0)
-        self._engine.send(SubmitSequence(sequence_id=sequence_id, token_ids=PROMPT, params=params))
-        for message in self._messages:
-            for output in message.outputs if isinstance(message, StepOutputs) else []:
-                if output.sequence_id == sequence_id:
-                    assert isinstance(output, SequenceStep), output
-                    return
-        raise RuntimeError("the engine process ended")
-
-
 def measure(spec: LoadSpec, turns: int) -> Result:
     cold, asleep, awake = [], [], []
     for _ in range(turns):
-        subject = Subject(spec)
+        began_s = time.perf_counter()
+        engine = EngineUnderTest(spec)
         try:
-            cold.append(subject.cold_s)
-            for turn in range(turns):
-                seconds, fell = subject.fall_asleep()
+            token = engine.first_token(PROMPT)
+            cold.append(time.perf_counter() - began_s)
+            for _ in range(turns):
+                seconds, fell = engine.sleep()
                 asleep.append(seconds)
-                awake.append(subject.wake(turn))
+                began_s = time.perf_counter()
+                engine.wake()
+                if engine.first_token(PROMPT) != token:
+                    raise RuntimeError("the model answers otherwise after it woke")
+                awake.append(time.perf_counter() - began_s)
         finally:
-            subject.end()
+            engine.end()
     cold_s, wake_s = statistics.median(cold), statistics.median(awake)
     return Result(
         cold_s=cold_s,
         wake_s=wake_s,
         fall_asleep_s=statistics.median(asleep),
         ratio=cold_s / wake_s,
-        awake_bytes=subject.report.process_bytes + subject.report.actual_bytes,
+        awake_bytes=engine.report.process_bytes + engine.report.actual_bytes,
         asleep_device_bytes=fell.held.device_bytes,
         asleep_host_bytes=fell.held.host_bytes,
     )

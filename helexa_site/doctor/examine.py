@@ -70,7 +70,7 @@ def _checks(config: Config, options: DoctorOptions) -> tuple[Check, ...]:
 
     metrics = config.metrics.at(options.host)
     return (
-        ("packages", _packages),
+        ("packages", package_findings),
         ("settings", lambda: settings_findings(config, os.environ)),
         ("database", lambda: database_findings(config)),
         ("redis", lambda: redis_findings(config)),
@@ -82,7 +82,7 @@ def _checks(config: Config, options: DoctorOptions) -> tuple[Check, ...]:
     )
 
 
-def _packages() -> Iterator[Finding]:
+def package_findings() -> Iterator[Finding]:
     # A gateway of its own has no torch.
     is_neuron = installed_version("torch") is not None
     name = REQUIREMENTS if is_neuron else GATEWAY_REQUIREMENTS

@@ -26,7 +26,7 @@ def test_a_wheel_is_held_to_its_own_pins(
 ) -> None:
     monkeypatch.setattr(examine, "REPOSITORY_DIR", tmp_path)
     monkeypatch.setattr(metadata, "requires", {"helexa": pins}.__getitem__)
-    (finding,) = examine._packages()
+    (finding,) = examine.package_findings()
     assert finding.level == level
     assert text in finding.text
 

@@ -1,0 +1,143 @@
+"""What the first hour asks of an engine process on the card.
+
+    python -m benchmarks.cuda.first_hour.engine_checks load|kill MODEL DEVICE
+
+``load``: the model loads, answers one prompt twice alike, a batch and a long prompt. ``kill``: the
+process is killed in mid-step; the card's memory comes back and a new process answers the same.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.cuda.first_hour.facts import print_facts
+from benchmarks.engine_under_test import EngineUnderTest
+from inference.protocol.load import LoadReport, LoadSpec
+
+BATCH_SIZE, BATCH_TOKENS = 8, 64
+PROMPT_TOKENS, LONG_PROMPT_TOKENS = 64, 1024
+KV_BYTES = 2 * 10**9
+CPU_KV_BYTES = 64 * 10**6
+KILLED_TOKENS = 256
+"""The answers that are still running when the process is killed."""
+FREED_TIMEOUT_S = 30.0
+FREED_SLACK_BYTES = 256 * 10**6
+"""What else on the host may have taken of the card meanwhile."""
+
+
+def main() -> int:
+    check, model, device = sys.argv[1:]
+    run: Callable[[LoadSpec], bool] = {"load": check_load, "kill": check_kill}[check]
+    return 0 if run(spec_of(Path(model), device)) else 1
+
+
+def spec_of(model: Path, device: str) -> LoadSpec:
+    return LoadSpec(
+        job_id="first-hour",
+        model="first-hour",
+        source=f"path:{model.resolve()}",
+        devices=[device],
+        kv_memory_bytes=CPU_KV_BYTES if device == "cpu" else KV_BYTES,
+    )
+
+
+def prompt_of(seed: int, num_tokens: int) -> list[int]:
+    """Ordinary ids of the smallest vocabulary."""
+    return [100 + (seed * 7919 + index * 31) % 1900 for index in range(num_tokens)]
+
+
+def check_load(spec: LoadSpec) -> bool:
+    """False where the same prompt is answered in two ways."""
+    engine = EngineUnderTest(spec)
+    try:
+        describe(engine.report)
+        alone = [engine.generate([prompt_of(1, PROMPT_TOKENS)], 16) for _ in range(2)]
+        long = min(LONG_PROMPT_TOKENS, engine.report.context_tokens // 2)
+        began_s = time.perf_counter()
+        engine.first_token(prompt_of(2, long))
+        prefill_s = time.perf_counter() - began_s
+        batch_rate = _batch_tokens_per_s(engine)
+    finally:
+        engine.end()
+    report = engine.report
+    print_facts(
+        load_s=round(report.load_seconds, 1),
+        estimated_gb=round(report.estimated_bytes / 1e9, 2),
+        actual_gb=round(report.actual_bytes / 1e9, 2),
+        prompt_tokens_per_s=round(long / prefill_s),
+        tokens_per_s_of_8=round(batch_rate),
+        answers_alike=alone[0] == alone[1],
+        warnings=len(report.warnings),
+        compiled=report.compiled,
+    )
+    return alone[0] == alone[1]
+
+
+def describe(report: LoadReport) -> None:
+    print(f"quantization: {report.quantization}\ncompiled: {report.compiled}")
+    for warning in report.warnings:
+        print(f"warning: {warning}")
+
+
+def _batch_tokens_per_s(engine: EngineUnderTest) -> float:
+    prompts = [prompt_of(10 + index, PROMPT_TOKENS) for index in range(BATCH_SIZE)]
+    began_s = time.perf_counter()
+    engine.generate(prompts, BATCH_TOKENS)
+    return BATCH_SIZE * BATCH_TOKENS / (time.perf_counter() - began_s)
+
+
+def check_kill(spec: LoadSpec) -> bool:
+    """False where memory stays taken, or a new process answers otherwise."""
+    (device,) = spec.devices
+    free_before_bytes = free_bytes(device)
+    engine = EngineUnderTest(spec)
+    try:
+        answer = engine.generate([prompt_of(1, PROMPT_TOKENS)], 16)
+        room = engine.report.context_tokens - PROMPT_TOKENS
+        prompts = [prompt_of(10 + index, PROMPT_TOKENS) for index in range(BATCH_SIZE)]
+        engine.submit(prompts, min(KILLED_TOKENS, room))
+        engine.next_tokens()
+    finally:
+        engine.kill()
+    freed_s = _wait_freed(device, free_before_bytes)
+    began_s = time.perf_counter()
+    again = EngineUnderTest(spec)
+    try:
+        is_alike = again.generate([prompt_of(1, PROMPT_TOKENS)], 16) == answer
+    finally:
+        again.end()
+    print_facts(
+        freed_after_s=None if freed_s is None else round(freed_s, 1),
+        reloaded_s=round(time.perf_counter() - began_s, 1),
+        answers_alike=is_alike,
+    )
+    return is_alike and freed_s is not None
+
+
+def _wait_freed(device: str, free_before_bytes: int) -> float | None:
+    """Seconds until the device has as much free as before; ``None``: not in ``FREED_TIMEOUT_S``."""
+    began_s = time.perf_counter()
+    while (waited_s := time.perf_counter() - began_s) < FREED_TIMEOUT_S:
+        if free_bytes(device) + FREED_SLACK_BYTES >= free_before_bytes:
+            return waited_s
+    return None
+
+
+def free_bytes(device: str) -> int:
+    """Asked by a process of its own, which leaves nothing on the card."""
+    code = (
+        "import sys, torch; from inference.loading.devices import free_memory_bytes; "
+        "print(free_memory_bytes(torch.device(sys.argv[1])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, device], check=True, capture_output=True, text=True
+    )
+    return int(done.stdout)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""The first hour on a card: what it plans for which card, where it resumes, what its table has."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cuda.first_hour import command
+from benchmarks.cuda.first_hour.facts import MARK
+from benchmarks.cuda.first_hour.models import KINDS, card_need_bytes, chosen, make, weight_bytes
+from benchmarks.cuda.first_hour.plan import PART_LIMIT_S, Part, Setup, parts_of
+from benchmarks.cuda.first_hour.runner import run_part
+from benchmarks.cuda.first_hour.state import Result, State, StateError, open_parts
+from benchmarks.cuda.first_hour.table import row_of, summary_of
+from benchmarks.subject import REPOSITORY_DIR
+
+MUCH = 10**12
+
+
+def setup(*shapes: str, card_bytes: int = MUCH) -> Setup:
+    is_tiny = shapes == ("tiny",)
+    return Setup(
+        device="cpu" if is_tiny else "cuda:0",
+        shapes=shapes,
+        models=[
+            chosen(kind, is_tiny=is_tiny, card_bytes=card_bytes, disk_bytes=MUCH) for kind in KINDS
+        ],
+        data_dir=Path("data"),
+        num_threads=2,
+    )
+
+
+def test_tests_come_before_loads_and_loads_before_figures() -> None:
+    names = [part.name for part in parts_of(setup("1.7B", "8B"))]
+    assert len(names) == len(set(names))
+    firsts = [next(name for name in names if name.startswith(word)) for word in ("tests", "load")]
+    firsts += ["bench of 1.7B bf16", "bench of 8B bf16", "sleep and wake", "kill in mid-step"]
+    assert names[0] == "doctor"
+    assert [name for name in names if name in firsts] == firsts
+    assert [name.split()[2] for name in names if name.startswith("load of")] == list(KINDS)
+    assert names.index("weights of fp8 8B") == names.index("load of fp8 8B") - 1
+
+
+def test_every_part_can_be_run_and_ends_within_eight_minutes() -> None:
+    for part in parts_of(setup("1.7B", "8B")):
+        assert 0 < part.limit_s <= PART_LIMIT_S == 8 * 60
+        assert part.command[0] == "-m"
+        assert importlib.util.find_spec(part.command[1]) is not None, part.command
+
+
+def test_every_test_that_needs_a_card_is_in_a_part() -> None:
+    named = {
+        path
+        for part in parts_of(setup("1.7B"))
+        if part.name.startswith("tests")
+        for path in part.command
+        if path.startswith("tests/")
+    }
+    marked = {
+        str(file.relative_to(REPOSITORY_DIR))
+        for file in (REPOSITORY_DIR / "tests" / "inference").rglob("test_*.py")
+        if "pytest.mark.gpu" in file.read_text()
+    }
+    assert named == marked
+
+
+def test_a_smaller_card_gets_smaller_models_or_the_reason_why_not() -> None:
+    of_24_gb = setup("1.7B", card_bytes=24 * 10**9)
+    sizes = {model.kind: model.size for model in of_24_gb.models}
+    assert sizes["mixture"] == "qwen3-30b-a3b-16-layers"
+    of_7_gb = setup("1.7B", card_bytes=7 * 10**9)
+    left_out = {part.name: part.left_out for part in parts_of(of_7_gb) if part.left_out}
+    assert {"load of mixture", "weights of mixture", "sleep and wake"} <= set(left_out)
+    assert "7.0" in left_out["load of mixture"] and "are free" in left_out["load of mixture"]
+    few = chosen("packed", is_tiny=False, card_bytes=MUCH, disk_bytes=10**9)
+    assert few.size is None and "disk" in few.problem
+
+
+def test_the_shapes_are_as_large_as_the_models_are() -> None:
+    assert 16e9 < weight_bytes("mixture", "qwen3-30b-a3b") < 20e9
+    assert 4.5e9 < weight_bytes("packed", "qwen3-8b") < 6e9
+    assert weight_bytes("fp8", "8B") * 2 == weight_bytes("dense", "8B")
+    assert card_need_bytes("dense", "1.7B") > weight_bytes("dense", "1.7B") * 1.1
+
+
+def part(name: str, code: str = "pass", limit_s: int = 60, left_out: str = "") -> Part:
+    return Part(
+        name=name, command=("-c", code), summary="lines", limit_s=limit_s, left_out=left_out
+    )
+
+
+def result(outcome: str = "passed") -> Result:
+    return Result(outcome=outcome, seconds=1, summary="", log="")  # type: ignore[arg-type]
+
+
+def test_a_run_resumes_after_the_parts_that_ended(tmp_path: Path) -> None:
+    parts = [part("a"), part("b"), part("c", left_out="no room"), part("d")]
+    State(tmp_path).keep(parts[0], result())
+    State(tmp_path).keep(parts[1], result("timed out"))
+    results = State(tmp_path).results
+
+    def names(only: list[str], again: set[str]) -> list[str]:
+        return [part.name for part in open_parts(parts, results, only=only, again=again)]
+
+    assert names([], set()) == ["d"]
+    assert names([], {"b"}) == ["b", "d"]
+    assert names(["a", "b"], {"b"}) == ["b"]
+
+
+def test_a_state_that_cannot_be_read_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text('{"a": 1}')
+    with pytest.raises(StateError, match=r"state\.json"):
+        State(tmp_path)
+
+
+def test_no_log_is_overwritten(tmp_path: Path) -> None:
+    state, one = State(tmp_path), part("kill in mid-step")
+    logs = []
+    for _ in range(2):
+        log = state.next_log(one)
+        run_part(one, log, os.environ, "abc")
+        logs.append(log.name)
+    assert logs == ["kill-in-mid-step.1", "kill-in-mid-step.2"]
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "summary"),
+    [
+        ("print('12 passed')", "passed", "12 passed"),
+        ("import sys; sys.exit('no such card')", "failed", "no such card"),
+        ("print('half', flush=True); import time; time.sleep(60)", "timed out", "half"),
+    ],
+)
+def test_how_a_part_ended(tmp_path: Path, code: str, outcome: str, summary: str) -> None:
+    found = run_part(part("a", code, limit_s=3), tmp_path / "a.1", os.environ, "abc")
+    assert (found.outcome, found.summary, found.commit) == (outcome, summary, "abc")
+
+
+def test_a_part_over_its_limit_leaves_no_process(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys, time; "
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    found = run_part(part("a", code, limit_s=3), tmp_path / "a.1", os.environ, "")
+    child = Path("/proc") / found.summary / "stat"
+    for _ in range(100):
+        # It may stay a zombie until its new parent reads its end.
+        if not child.exists() or child.read_text().split(") ")[1].startswith("Z"):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the part's child still runs")
+
+
+BENCH = {
+    "rows": [
+        {
+            "name": "8B bf16, decode, 32 at once",
+            "helexa_tokens_per_s": 1234.5,
+            "share": 0.81,
+            "ratio": 1.5,
+            "vllm_ratio": 0.9,
+        },
+        {"name": "8B bf16, prefill, 4096 tokens", "helexa_tokens_per_s": None, "share": None},
+    ],
+    "not_measured": {"vLLM, 8B bf16": "it ended"},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "output", "errors", "expected"),
+    [
+        ("facts", f"{MARK}{json.dumps({'x': 1})}\n{MARK}{json.dumps({'y': True})}\n", "", "y yes"),
+        (
+            "facts",
+            "Traceback\n",
+            "RuntimeError: no kernel image\n",
+            "RuntimeError: no kernel image",
+        ),
+        ("pytest", "....\n12 passed in 3.1s\n\n", "", "12 passed in 3.1s"),
+        ("lines", json.dumps({"wake_s": 0.27123, "held": 1500}), "", "wake_s 0.2712, held 1,500"),
+        (
+            "bench",
+            json.dumps(BENCH, indent=2),
+            "noise",
+            "decode, 32 at once: 1,234 tok/s, 81% of the best, 1.50 of transformers, 0.90 of vLLM; "
+            "prefill, 4096 tokens: unmeasured; vLLM, 8B bf16 is not measured: it ended",
+        ),
+        ("bench", "", "", "no output: see the log"),
+    ],
+)
+def test_what_a_part_found_in_words(kind: str, output: str, errors: str, expected: str) -> None:
+    assert summary_of(kind, output, errors) == expected  # type: ignore[arg-type]
+
+
+def test_a_row_has_what_was_found_or_why_nothing() -> None:
+    ended = Result(outcome="failed", seconds=12.4, summary="1 failed", log="logs/a.2")
+    assert row_of(part("a"), ended) == ("a", "failed", "12", "1 failed", "logs/a.2")
+    assert row_of(part("a", left_out="too small"), None)[1:4] == ("left out", "", "too small")
+    assert row_of(part("a"), None)[1] == "not run"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """The command over two parts, of which the second fails while no file of its name is there."""
+    mended = tmp_path / "mended"
+    code = f"import pathlib, sys; sys.exit(0 if pathlib.Path({str(mended)!r}).exists() else 'bad')"
+    parts = [part("first"), part("second", code)]
+    monkeypatch.setattr(command, "parts_of", lambda setup: parts)
+    words = ["--device", "cpu", "--shapes", "tiny", "--folder", str(tmp_path / "hour")]
+
+    def run(*more: str) -> int:
+        return command.main([*words, "--data-dir", str(tmp_path), *more])
+
+    return run
+
+
+def test_a_failed_part_is_repeated_when_asked(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert run("--minutes", "0.5") == 1 and not State(tmp_path / "hour").results
+    assert run() == 1
+    (tmp_path / "mended").touch()
+    assert run() == 1, "it has ended"
+    assert run("--again", "failed") == 0
+    logs = sorted(file.name for file in (tmp_path / "hour" / "logs").glob("*.out"))
+    assert logs == ["first.1.out", "second.1.out", "second.2.out"]
+
+
+def test_wrong_words_are_refused(run, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    assert run("--only", "third") == 1
+    assert "no part is called third" in capsys.readouterr().err
+    assert command.main(["--shapes", "tiny", "8B", "--device", "cpu"]) == 1
+    assert "stands alone" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_load_on_the_cpu(tmp_path: Path, native_cache_dir: Path) -> None:
+    """One part of all, whole: its engine is a process of its own, as on a card."""
+    make("packed", "tiny-dense", tmp_path, "cpu")
+    cache = tmp_path / "engine" / "cache"
+    cache.mkdir(parents=True)
+    (cache / "native").symlink_to(native_cache_dir)
+    tiny = replace(setup("tiny"), data_dir=tmp_path)
+    (load,) = [part for part in parts_of(tiny) if part.name == "load of packed tiny-dense"]
+    environment = os.environ | {"HELEXA_DATA_DIR": str(tmp_path / "engine")}
+    found = run_part(load, tmp_path / "load.1", environment, "")
+    assert found.outcome == "passed", (tmp_path / "load.1.err").read_text()
+    assert "answers_alike yes" in found.summary
