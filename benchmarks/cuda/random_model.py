@@ -144,7 +144,7 @@ def _write_weights(config: ModelConfig, folder: Path, device: str, *, is_fp8: bo
 
     file_of: dict[str, str] = {}
     for file_name, names in _named_shards(config):
-        tensors = {}
+        tensors: dict[str, Any] = {}
         for name in names:
             weight = _random_weight(weight_shape(config, name), device)
             is_rounded = is_fp8 and "_proj" in name
