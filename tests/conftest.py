@@ -54,8 +54,8 @@ os.environ.setdefault("HELEXA_METRICS_LISTEN", "off")
 if not has_cuda():
     # Before Triton is imported, which parts of torch do: kernels then run interpreted.
     os.environ["TRITON_INTERPRET"] = "1"
-# How long an example takes says how busy the machine is. tests/test_properties_at_length.py takes
-# the long profile.
+# How long an example takes says how busy the machine is. scripts/nightly takes the long
+# profile.
 for profile, num_examples in (("suite", 40), ("long", 120)):
     hypothesis.settings.register_profile(
         profile,
