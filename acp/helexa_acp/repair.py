@@ -1,9 +1,10 @@
 """Makes sense of calls that models write wrongly. Pure.
 
-Up to three closing braces too many are dropped; a name that was written inside the arguments is
-taken from there; a missing name is inferred from the arguments' keys where only one tool fits.
-Nothing else that was written is left out, and what could be two calls is none: the server's
-``call_repairs`` reads the same (``tests/acp/test_repair.py`` compares them).
+Up to three closing braces too many are dropped, where none may be of an inner object; a name that
+was written inside the arguments is taken from there; a missing name is inferred from the arguments'
+keys where only one tool fits. Nothing else that was written is left out, and what could be two
+calls is none: the server's ``call_repairs`` reads the same (``tests/acp/test_repair.py`` compares
+them).
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ def understand(
     known = {signature.name for signature in signatures}
     if name in known:
         return Understood(name, arguments)
+    has_inner = bool(arguments.keys() & {*ARGUMENTS_KEYS, "function"})
+    if not name and not has_inner and not _is_json(written):
+        return NotUnderstood("one of its braces may be of an object whose beginning is missing")
     if name and not isinstance(arguments.get("name"), str):
         return _unknown(name)
     return _read(arguments, signatures)
@@ -123,6 +127,15 @@ def _arguments(written: str) -> dict[str, Any] | None:
             continue
         return read if isinstance(read, dict) else None
     return None
+
+
+def _is_json(text: str) -> bool:
+    """Whether it is, as it was written."""
+    try:
+        json.loads(text.strip() or "{}", strict=False)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

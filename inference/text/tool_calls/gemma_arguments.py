@@ -4,7 +4,7 @@
 
 Keys are bare, texts stand between quote markers and know no escapes. Texts and keys in JSON's own
 quotes are read as well. A bare value that is no number, true, false or null is a text where
-the tool takes nothing else there. Pure.
+the tool takes nothing else there and none of its characters may be a rest of the call. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from inference.text.tool_calls.json_scanner import (
 _CLOSERS = {"{": "}", "[": "]"}
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _LITERALS = {"True": "true", "False": "false", "None": "null"}
-_BARE_TEXT = re.compile(r"""[^<>"'|:{}\[\]]+""")
+_BARE_TEXT = re.compile(r"""[\w./~+$@-][^<>"'`|:{}()\[\]\\#=]*""")
 _BARE_KEY = re.compile(r"""[^\s<>"'|\\]+""")
 _BARE_RUN = re.compile(r"[^,\]}]+")
 _KEY_RUN = re.compile(r"[^:,{}\[\]]+")

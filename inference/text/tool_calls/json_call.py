@@ -48,6 +48,7 @@ class JsonCall:
         self.has_streamed = False
         self.lacks_brace = False
         """Whether the object ended without its own closing brace."""
+        self._has_two_openings = False
         self._tools = tools
         self._is_marked = is_marked
         self._stream = stream
@@ -68,6 +69,13 @@ class JsonCall:
             position = self._read(text, position)
         return position
 
+    @property
+    def may_lack_opening(self) -> bool:
+        """Whether one brace more behind the object may be the end of an object inside of it, whose
+        beginning is missing."""
+        has_inner = bool(self._members.keys() & {*ARGUMENTS_KEYS, "function"})
+        return not (self.has_streamed or has_inner or self._has_two_openings)
+
     def close(self) -> None:
         """The answer has ended inside the object."""
         self._stop(0)
@@ -81,7 +89,8 @@ class JsonCall:
     def _read_second_opening(self, text: str, position: int) -> int:
         """Some templates show calls in doubled braces, and models follow them."""
         self._read = self._read_key
-        return position + 1 if text[position] == "{" else position
+        self._has_two_openings = text[position] == "{"
+        return position + 1 if self._has_two_openings else position
 
     def _read_key(self, text: str, position: int) -> int:
         """After the opening brace or a comma."""

@@ -31,6 +31,8 @@ class JsonCalls(CallReader):
         self._num_extra_braces = 0
         self._lacks_brace = False
         """Whether the last call's object ended without its brace."""
+        self._may_lack_opening = False
+        """Whether a brace behind the last call's object may be of one that is missing inside."""
         self._is_apart = True
         """Whether anything stands between the call that is read and the one before it. Otherwise it
         is not known where one ends and the other begins."""
@@ -73,6 +75,7 @@ class JsonCalls(CallReader):
         if call.result is not None:
             self.calls.append(call.result)
             self._lacks_brace = call.lacks_brace
+            self._may_lack_opening = call.may_lack_opening
         elif not call.has_streamed:
             if not self._is_apart:
                 self.calls.clear()
@@ -85,6 +88,7 @@ class JsonCalls(CallReader):
     def _read_between(self, text: str, position: int) -> int:
         character = text[position]
         is_inside = character == "{" and self._num_extra_braces > 0 and not self._tail
+        is_inside = is_inside or (self._may_lack_opening and character == "}")
         if is_inside or (self._lacks_brace and character in "{},;"):
             self.calls.clear()
             return self._break(position)

@@ -259,6 +259,10 @@ CASES: dict[str, dict[str, tuple[str, Told]]] = {
             "<start_function_call>call:f{a:Paris,b:01}<end_function_call>",
             [("f", '{"a":"Paris","b":"01"}')],
         ),
+        "a word that may be what is left of a text": (
+            "<start_function_call>call:f{a:)30,b:1}<end_function_call>",
+            ["<start_function_call>call:f{a:)30,b:1}<end_function_call>"],
+        ),
         "what may be a broken number of a tool without a schema": (
             "<start_function_call>call:f{a:7e}<end_function_call>",
             ["<start_function_call>call:f{a:7e}<end_function_call>"],

@@ -39,6 +39,14 @@ EXAMPLES: dict[str, tuple[str, Told]] = {
     "one extra brace": (_wrapped(WEATHER + "}"), [PARIS]),
     "three extra braces": (_wrapped(WEATHER + "}\n}}"), [PARIS]),
     "with a fourth it is text": (_wrapped(WEATHER + "}}}}"), [_wrapped(WEATHER + "}}}}")]),
+    "arguments beside the name, and a brace whose opening is missing": (
+        _wrapped('{"name": "get_weather", "city": "Paris"}}'),
+        [_wrapped('{"name": "get_weather", "city": "Paris"}}')],
+    ),
+    "arguments beside the name, in doubled braces": (
+        _wrapped('{{"name": "get_weather", "city": "Paris"}}'),
+        [PARIS],
+    ),
     "doubled braces": (_wrapped(f"{{{WEATHER}}}"), [PARIS]),
     "a brace too few": (_wrapped(WEATHER[:-1]), [PARIS]),
     "two braces too few: an argument may be missing": (

@@ -197,8 +197,22 @@ def _gemma(quote: str) -> Callable[[Any], str]:
     return written
 
 
+TEXTS = ("command", "cwd", "name")
+_WORD = r"""[\w./~+$@-][^<>"'`|:{}()\[\]\\#=\x00,]*"""
+
+
+def _quoted_word(found: re.Match[str]) -> str:
+    """A bare word where the tool takes text alone."""
+    key, word = found.groups()
+    try:
+        lenient_json(word)
+    except ValueError:
+        return f"{key}{json.dumps(word.strip())}"
+    return found.group()
+
+
 def _gemma_arguments(quote: str) -> Callable[[str], Arguments]:
-    """By rewriting to JSON: texts first, then bare keys."""
+    """By rewriting to JSON: texts first, then bare keys and words."""
     text = re.compile(f'{_e(quote)}(.*?){_e(quote)}|("(?:[^"\\\\]|\\\\.)*")', re.DOTALL)
 
     def read(written: str) -> Arguments:
@@ -211,8 +225,9 @@ def _gemma_arguments(quote: str) -> Callable[[str], Arguments]:
 
         bare = text.sub(hidden, written)
         keyed = re.sub(r"([{,]\s*)([^\s\x00:{},\[\]\"][^\x00:{},\[\]\"]*?)\s*:", r'\1"\2":', bare)
+        worded = re.sub(rf'("(?:{"|".join(TEXTS)})":)({_WORD})', _quoted_word, keyed)
         shown = re.sub(
-            r"\x00(\d+)\x00", lambda found: json.dumps(texts[int(found.group(1))]), keyed
+            r"\x00(\d+)\x00", lambda found: json.dumps(texts[int(found.group(1))]), worded
         )
         arguments = lenient_json(shown)
         if not isinstance(arguments, dict):
@@ -274,6 +289,7 @@ def _head(before: str, after: str, end: str) -> Any:
 
 
 DS_BEGIN, DS_END = ds.CALLS_BEGIN + ds.CALL_BEGIN, ds.CALL_END + ds.CALLS_END
+DS_OPENS = f"(?:{ds.CALLS_BEGIN})?{ds.CALL_BEGIN}"
 CALL, PARAMETERS = _json_call("arguments"), _json_call("parameters")
 KIMI = (
     "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
@@ -302,13 +318,13 @@ WRITINGS: dict[str, Writing] = {
     "deepseek": Writing(
         _head(f"{DS_BEGIN}function{ds.SEPARATOR}", "\n```json\n", f"\n```{DS_END}"),
         _named(
-            f"{DS_BEGIN}function{ds.SEPARATOR}\\s*([^\\s`]+?)\\s*`*(?:json)?\\s*"
+            f"{DS_OPENS}function{ds.SEPARATOR}\\s*([^\\s`]+?)\\s*`*(?:json)?\\s*"
             f"(\\{{.*\\}})[\\s`]*(?:<.*)?"
         ),
     ),
     "deepseek_v31": Writing(
         _head(DS_BEGIN, ds.SEPARATOR, DS_END),
-        _named(f"{DS_BEGIN}(\\S+?){ds.SEPARATOR}(\\{{.*\\}})\\s*(?:<.*)?"),
+        _named(f"{DS_OPENS}(\\S+?){ds.SEPARATOR}(\\{{.*\\}})\\s*(?:<.*)?"),
     ),
     "kimi": Writing(
         _head(*KIMI, KIMI_END),
