@@ -2,7 +2,9 @@
 
 A full collection looks at every object that there is. The modules that a gateway, a neuron or an
 engine imports are some 350,000 of them, and looking at those stops every thread for about 0.1 s,
-streams included. 1,000 open streams are 150,000 objects more.
+streams included. 1,000 open streams are 150,000 objects more. With the imports frozen, a full
+collection takes 2 ms in an engine with 400 sequences, and 1 to 2 ms in a neuron for each model of
+150,000 tokens.
 Imports no torch and no Django.
 """
 

@@ -16,7 +16,7 @@ class Phased(Protocol):
 
     ``decode`` and ``prefill`` compute the same. A row's result never depends on what the other rows
     hold. How many rows there are may change the order in which it is summed, as cuBLAS does: see
-    "Exactness" in docs/architecture.md.
+    "Exactness" in docs/architecture/engine.md.
     """
 
     @property
