@@ -41,7 +41,7 @@ OTHERS = {
 SECONDS = {"ms": 0.001, "s": 1, "second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 BYTES = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "MB": 10**6, "GB": 10**9}
 FACTORS = {**SECONDS, **{f"{unit}s": s for unit, s in SECONDS.items() if len(unit) > 2}, **BYTES}
-"""Of units; all other words after a number are what is counted."""
+"""Of units; all other words after a number are counted things."""
 OWN_UNITS = {"_MS": 0.001, "_MINUTES": 60, "_HOURS": 3600, "_DAYS": 86_400}
 """What one unit of a constant is, by the end of its name."""
 
@@ -78,7 +78,7 @@ OPERATORS = {
 
 
 def prose_of(page: str) -> str:
-    """The text in one line, without blocks, links' targets and what is generated."""
+    """The text in one line, without blocks, links' targets and generated tables."""
     text = page
     for pattern in (GENERATED, FENCE, LINK):
         text = pattern.sub(" ", text)
@@ -86,7 +86,7 @@ def prose_of(page: str) -> str:
 
 
 def claims_of(page: str) -> Iterator[tuple[float, str, str]]:
-    """Number, unit (or the first word of what is counted) and the constant's name."""
+    """Number, unit (or the first word after it) and the constant's name."""
     for claim in CLAIM.finditer(prose_of(page)):
         words = (claim["words"] or "").split() or [""]
         yield float(claim["number"].replace(",", "")), words[0], claim["name"]

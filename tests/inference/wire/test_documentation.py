@@ -1,4 +1,4 @@
-"""docs/api.md says what the parsers declare."""
+"""docs/api.md has the fields that the parsers declare and every error code."""
 
 from __future__ import annotations
 
