@@ -36,8 +36,26 @@ class Boundary:
 DJANGO = ("django", "channels", "daphne", "rest_framework", "fleet", "helexa_site", "metering")
 OUTSIDE = (*DJANGO, "torch", "transformers", "celery", "redis", "msgspec", "psutil")
 """What is not there before anything is installed."""
+BACKENDS = (
+    "inference.models.decoder",
+    "inference.models.graphed",
+    "inference.models.native.model",
+    "inference.models.transformers_backend.model",
+    "inference.models.transformers_backend.cached_model",
+)
+"""What computes a model. ``inference.models.backend`` is all that the engine knows of them."""
 BOUNDARIES = (
     Boundary("inference/engine", (*DJANGO, "celery", "redis", "transformers")),
+    Boundary(
+        "inference/engine",
+        BACKENDS,
+        # Ranks run the torch decoder themselves.
+        frozenset(
+            (f"inference/engine/ranks/{file}.py", "inference.models.decoder")
+            for file in ("follower", "ranked_model")
+        ),
+    ),
+    Boundary("inference/loading", BACKENDS),
     Boundary(
         "inference/models",
         (*DJANGO, "celery", "redis", "transformers", "inference.loading"),

@@ -122,9 +122,8 @@ def decode_result(config: ModelConfig, weight_format: WeightFormat, num_rows: in
     model, execution = built(config, weight_format, torch.device("cuda"))
     columns = CONTEXT_TOKENS // BLOCK_TOKENS
     kv = model.new_kv(num_rows * columns, BLOCK_TOKENS)
-    if isinstance(model, GraphedDecoder):
-        model.capture_decode(kv, max_rows=num_rows, context_tokens=CONTEXT_TOKENS)
-        execution = f"{execution}, {model.in_words}"
+    model.capture(kv, max_rows=num_rows, context_tokens=CONTEXT_TOKENS)
+    execution = ", ".join(filter(None, [execution, model.capture_in_words]))
     batch = decode_batch(num_rows, columns, model.device)
     ms = device_ms(lambda: model.forward(batch, kv))
     floor_bytes = decode_floor_bytes(

@@ -24,10 +24,8 @@ from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.speculation.predictor_runner import PredictorRunner
 from inference.engine.to_device import all_on_device
+from inference.models.backend import AnyModel, KVStorage
 from inference.models.batch import EMPTY_STATE, LONE_STATE, Batch, PrefillSpan
-from inference.models.cache.paged_kv import PagedKV
-from inference.models.decoder import DecoderModel
-from inference.models.registry import AnyModel, KVStorage
 
 Ints = npt.NDArray[np.int64]
 
@@ -63,7 +61,6 @@ class ModelRunner:
         batch = self._batch(schedule, unread_ids)
         if self._predictor is None:
             return self._model.forward(batch, self._kv)
-        assert isinstance(self._model, DecoderModel) and isinstance(self._kv, PagedKV)
         assert unread_ids is None
         logits, hidden = self._model.forward_with_hidden(batch, self._kv)
         self._predictor.follow(schedule, hidden)

@@ -17,6 +17,7 @@ import torch
 
 from inference.models.adapter import AdapterWeights, TorchAdapter, torch_adapter
 from inference.models.adapter_targets import adaptable_shapes
+from inference.models.backend import PlainBackend
 from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import PagedKV
@@ -155,7 +156,7 @@ def _load_whole_layer(config: ModelConfig, weights: WeightSource, index: int) ->
     )
 
 
-class DecoderModel:
+class DecoderModel(PlainBackend):
     """The ``Model`` of ``registry`` on torch's operators."""
 
     def __init__(

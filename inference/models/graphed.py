@@ -13,11 +13,12 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from inference.models.adapter import AdapterWeights, TorchAdapter
+from inference.models.backend import PlainBackend
 from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import PagedKV
@@ -117,14 +118,14 @@ class CapturedSteps:
         return self._buffers.logits[:num_rows]
 
 
-class GraphedDecoder:
+class GraphedDecoder(PlainBackend):
     """A model whose decode steps are captured once its KV is there, and run as before until then,
     over other KV, and where capturing failed."""
 
     def __init__(self, model: DecoderModel, capture: Capture) -> None:
         self.config: ModelConfig = model.config
         self._model = model
-        self._capture = capture
+        self._record = capture
         self._steps: CapturedSteps | None = None
         self._failure = ""
 
@@ -163,29 +164,29 @@ class GraphedDecoder:
         return torch.cat((logits, self._model.forward(batch.prompts, kv)))
 
     @torch.inference_mode()
-    def capture_decode(self, kv: PagedKV, *, max_rows: int, context_tokens: int) -> None:
+    def capture(self, kv: PagedKV, *, max_rows: int, context_tokens: int) -> None:
         """Steps over ``kv``, of up to ``max_rows`` rows and ``context_tokens`` tokens each."""
         try:
             self._steps = CapturedSteps(
-                self._model, kv, self._capture, max_rows=max_rows, context_tokens=context_tokens
+                self._model, kv, self._record, max_rows=max_rows, context_tokens=context_tokens
             )
         # Whatever a driver or a kernel raises: steps run without being captured.
         except Exception as error:
             logger.warning("decode steps are not captured", exc_info=True)
             self._failure = type(error).__name__
 
-    def drop_captured(self) -> None:
-        """Steps run uncaptured until ``capture_decode`` is called again."""
+    def sleep(self) -> None:
+        """Steps run uncaptured until ``capture`` is called again."""
         self._steps = None
 
     @property
-    def in_words(self) -> str:
+    def capture_in_words(self) -> str:
         if self._steps is not None:
             return f"decode steps of up to {self._steps.max_rows} rows in CUDA graphs"
         return f"no CUDA graphs ({self._failure})" if self._failure else "no CUDA graphs yet"
 
     def captured_bytes(self, max_rows: int) -> int:
-        """About what ``capture_decode`` will take: logits three times (in the activations' dtype,
+        """About what ``capture`` will take: logits three times (in the activations' dtype,
         as float32, and in the buffer), attention's float32 sums, and the widest layer's values."""
         config = self.config
         logits = config.vocab_size * (4 + 4 + self.dtype.itemsize)
@@ -200,11 +201,6 @@ def row_buckets(max_rows: int) -> list[int]:
     for first, last, step in BUCKET_STEPS:
         sizes += range(first, last + 1, step)
     return [size for size in sizes if size < max_rows] + [max_rows]
-
-
-def captured_in_words(model: Any, execution: str) -> str:
-    """``execution``, and what became of capturing where the model does that."""
-    return f"{execution}, {model.in_words}" if isinstance(model, GraphedDecoder) else execution
 
 
 def _forward(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 
+from inference.models.backend import AnyModel
 from inference.models.batch import Batch
 from inference.models.cache.kv_format import kv_bytes_per_block
 from inference.models.cache.paged_kv import PagedKV
@@ -29,8 +30,9 @@ from inference.models.weights.weight_source import WeightSource
 
 
 class Predictor:
-    def __init__(self, model: DecoderModel, weights: WeightSource) -> None:
+    def __init__(self, model: AnyModel, weights: WeightSource) -> None:
         """``model.config.has_predictor``. Raises ``MissingTensorError``."""
+        assert isinstance(model, DecoderModel), "only torch's operators give hidden rows"
         config = model.config
         self._model = model
         self._fc = weights.linear(f"{PREDICTOR}fc")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
-from inference.models.adapter import AdapterWeights
-from inference.models.batch import Batch
+from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.kv_on_device import kv_format_on
 from inference.models.config import ModelConfig
@@ -24,59 +23,7 @@ from inference.models.native.build import (
 )
 from inference.models.native.model import NativeModel
 from inference.models.native.support import unsupported_reason
-from inference.models.vision.tower import VisionTower
 from inference.models.weights.weight_source import WeightSource
-
-
-class KVStorage(Protocol):
-    """Tensors behind the blocks; their layout is the model's own business."""
-
-    @property
-    def block_tokens(self) -> int: ...
-
-    def block(self, block_id: int) -> dict[str, torch.Tensor]:
-        """Views of one block's keys and values, by name; writing to them changes it."""
-        ...
-
-
-KV = TypeVar("KV", bound=KVStorage)
-
-
-class Model(Protocol[KV]):
-    """A decoder that can be stepped. Not thread-safe: the engine's owner thread calls it."""
-
-    config: ModelConfig
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def kv_format(self) -> KVFormat: ...
-
-    @property
-    def copies_context(self) -> bool:
-        """Whether a step copies its rows' keys and values out of their blocks, so that what it
-        takes grows with their contexts."""
-        ...
-
-    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> KV:
-        """Room for the keys and values of ``num_blocks`` blocks, and for as many states of
-        recurrent layers, zeroed."""
-        ...
-
-    def prepare_adapter(self, weights: AdapterWeights) -> Any:
-        """The model's own form of an adapter whose names and shapes have been checked, for
-        ``Batch.adapters``. Any thread may call it while the model is stepped."""
-        ...
-
-    def forward(self, batch: Batch, kv: KV) -> torch.Tensor:
-        """Write all rows' keys and values, return ``batch.logit_rows``' logits:
-        (num_logit_rows, vocab_size) float32. One pass over the weights, also where some rows decode
-        and others are prompts'. Raises ``PositionError``."""
-        ...
 
 
 @runtime_checkable
@@ -89,16 +36,7 @@ class ModuleModel(Protocol):
         ...
 
 
-# Which KV storage a model wants is between its own methods; callers hand back what they got.
-AnyModel = Model[Any]
-
 Builder = Callable[[ModelConfig, WeightSource, int, KVFormat], AnyModel]
-
-
-def tower_of(model: AnyModel) -> VisionTower | None:
-    """What makes rows of pictures for it, where it is given any. Most paths are given none."""
-    tower: VisionTower | None = getattr(model, "tower", None)
-    return tower
 
 
 def build_model(

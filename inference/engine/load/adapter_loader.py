@@ -12,8 +12,8 @@ from inference.engine.errors import AdapterError
 from inference.engine.faults.fault_classes import classify
 from inference.engine.faults.kinds import OutOfMemoryFault
 from inference.loading.adapters.adapter_files import open_adapter
+from inference.models.backend import AnyModel
 from inference.models.errors import UnsupportedAdapterError
-from inference.models.registry import AnyModel
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.load import LoadProgress
 from inference.protocol.load_errors import LoadError

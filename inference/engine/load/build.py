@@ -30,10 +30,9 @@ from inference.engine.speculation.draft_model import DraftModelSpeculator
 from inference.engine.speculation.draft_runner import DraftRunner
 from inference.engine.speculation.predictor_runner import PredictorRunner
 from inference.engine.speculation.speculator import DEFAULT_DRAFT_TOKENS, Speculator
+from inference.models.backend import AnyModel
 from inference.models.cache.layout import cache_layout
-from inference.models.graphed import GraphedDecoder
 from inference.models.predictor import Predictor
-from inference.models.registry import AnyModel, tower_of
 from inference.models.vision_config import KEPT_ROWS_BYTES
 
 
@@ -81,17 +80,14 @@ def build_engine(
         num_kv_blocks, block_tokens, kept_kv_blocks, num_state_slots, model.config.widest_window
     )
     kv = model.new_kv(num_kv_blocks, block_tokens, num_state_slots)
-    if isinstance(model, GraphedDecoder):
-        model.capture_decode(kv, max_rows=limits.max_running, context_tokens=context_tokens)
+    model.capture(kv, max_rows=limits.max_running, context_tokens=context_tokens)
     prefix_disk = None
     if prefix_files is not None and not num_state_slots:
         prefix_disk = PrefixDisk(prefix_files, kv_cache, kv, prefix_fingerprint)
     sampler = Sampler(model.config.vocab_size, drawer or choose_drawer(model)[0])
-    tower = tower_of(model)
-    if tower is None or image_processor is None:
-        images = None
-    else:
-        images = ImageRows(tower, image_processor, KEPT_ROWS_BYTES)
+    images = None
+    if model.tower is not None and image_processor is not None:
+        images = ImageRows(model.tower, image_processor, KEPT_ROWS_BYTES)
     following = None
     if predictor is not None:
         following = PredictorRunner(predictor, num_kv_blocks, block_tokens)
@@ -105,10 +101,7 @@ def build_engine(
     if draft_model is not None:
         assert speculator is None, "one origin of drafts"
         draft_kv = draft_model.new_kv(num_kv_blocks, block_tokens)
-        if isinstance(draft_model, GraphedDecoder):
-            draft_model.capture_decode(
-                draft_kv, max_rows=limits.max_running, context_tokens=context_tokens
-            )
+        draft_model.capture(draft_kv, max_rows=limits.max_running, context_tokens=context_tokens)
         drafter = DraftRunner(
             draft_model,
             draft_kv,

@@ -21,6 +21,7 @@ from inference.engine.load.trial.quality import quality_in_words
 from inference.engine.load.trial.trial import Trial, try_out
 from inference.engine.load.trial.trial_steps import run_largest_steps
 from inference.engine.ranks.lead import lead_ranks
+from inference.engine.ranks.ranked_model import RankedModel
 from inference.engine.sampling.drawer_choice import choose_drawer
 from inference.engine.sampling.drawing import Drawer
 from inference.engine.sampling.grammars import GrammarCompiler
@@ -29,12 +30,11 @@ from inference.loading.devices import free_memory_bytes, ranks_on_one_device
 from inference.loading.kv_choice import foreseen_kv_format, wanted_kv_format
 from inference.loading.loader import PREFILL_TOKENS_PER_STEP, OpenedModel
 from inference.loading.progress import OnProgress
-from inference.models.decoder import DecoderModel
+from inference.models.backend import AnyModel
 from inference.models.errors import UnsupportedKVError, UnsupportedModuleError
 from inference.models.families.limits import MOST_POSITIONS
-from inference.models.native.model import NativeModel
 from inference.models.predictor import Predictor
-from inference.models.registry import AnyModel, build_fastest_model
+from inference.models.registry import build_fastest_model
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
 from inference.protocol.load_errors import BadSourceError, UnknownArchitectureError
 
@@ -45,6 +45,8 @@ STEP_S = 0.1
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
     model: AnyModel
+    ranked: RankedModel | None
+    """The same model, where several devices share it."""
     execution: str
     """In words: which code computes, and why not a faster one."""
     drawer: Drawer
@@ -80,10 +82,9 @@ def build_model(
     """Raises ``LoadError``, ``EngineError``, ``ModelError``."""
     wanted = min(opened.config.max_positions, spec.max_context_tokens or MOST_POSITIONS)
     context_tokens = min(wanted, _most_positions(spec, opened))
-    model, execution = _fastest_model(spec, opened, context_tokens, cache_dir / "native")
+    model, ranked, execution = _fastest_model(spec, opened, context_tokens, cache_dir / "native")
     predictor = None
     if opened.config.has_predictor:
-        assert isinstance(model, DecoderModel), "its steps are not captured on CUDA"
         predictor = Predictor(model, opened.weights)
     draft = None
     if drafting is not None:
@@ -105,12 +106,20 @@ def build_model(
         cache_dir=cache_dir / "quality",
         on_progress=on_progress,
     )
-    if isinstance(model, NativeModel):
-        # Its threads are its own; torch's, left over from sampling, would spin on their cores.
+    if model.has_own_threads:  # torch's, left over from sampling, would spin on their cores
         torch.set_num_threads(1)
-    num_positions = context_tokens if context_tokens < wanted else None
     return BuiltModel(
-        model, execution, drawer, drawing, limits, trial, quality, draft, predictor, num_positions
+        model=model,
+        ranked=ranked,
+        execution=execution,
+        drawer=drawer,
+        drawing=drawing,
+        limits=limits,
+        trial=trial,
+        quality=quality,
+        draft=draft,
+        predictor=predictor,
+        num_positions=context_tokens if context_tokens < wanted else None,
     )
 
 
@@ -134,14 +143,18 @@ def _most_positions(spec: LoadSpec, opened: OpenedModel) -> int:
 
 def _fastest_model(
     spec: LoadSpec, opened: OpenedModel, context_tokens: int, native_cache_dir: Path
-) -> tuple[AnyModel, str]:
-    """Which path runs is certain only now: one that was not foreseen may not have the KV format."""
+) -> tuple[AnyModel, RankedModel | None, str]:
+    """The model, the same where ranks share it, and in words what computes it. Which path runs is
+    certain only now: one that was not foreseen may not have the KV format."""
+    kv_format = wanted_kv_format(spec)
     try:
         if opened.shares:
-            return lead_ranks(spec, opened, context_tokens, wanted_kv_format(spec))
-        return build_fastest_model(
-            opened.config, opened.weights, context_tokens, native_cache_dir, wanted_kv_format(spec)
+            ranked, words = lead_ranks(spec, opened, context_tokens, kv_format)
+            return ranked, ranked, words
+        model, words = build_fastest_model(
+            opened.config, opened.weights, context_tokens, native_cache_dir, kv_format
         )
+        return model, None, words
     except UnsupportedKVError as error:
         raise BadSourceError(str(error)) from None
     except UnsupportedModuleError as error:

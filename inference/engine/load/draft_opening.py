@@ -14,10 +14,10 @@ from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress
 from inference.loading.tokenizers.shared_vocabulary import check_shared_vocabulary
+from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import kv_bytes_per_block
 from inference.models.cache.layout import cache_layout
-from inference.models.graphed import GraphedDecoder
-from inference.models.registry import AnyModel, build_fastest_model
+from inference.models.registry import build_fastest_model
 from inference.protocol.load import LoadSpec, draft_spec
 from inference.protocol.load_errors import BadSourceError
 
@@ -35,10 +35,6 @@ class BuiltDraftModel:
     def block_bytes(self) -> int:
         """What its keys and values take of each of the answering model's blocks."""
         return kv_bytes_per_block(self.model.config, DEFAULT_BLOCK_TOKENS, self.model.kv_format)
-
-    def captured_bytes(self, max_rows: int) -> int:
-        model = self.model
-        return model.captured_bytes(max_rows) if isinstance(model, GraphedDecoder) else 0
 
 
 def open_draft_model(

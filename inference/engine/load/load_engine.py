@@ -38,7 +38,6 @@ from inference.engine.load.trial.trial import with_memory
 from inference.engine.load.trial.warmup import AWAKENING_CONCURRENCY, WARMUP_CONCURRENCY, warm_up
 from inference.engine.ranks.followers import Followers
 from inference.engine.ranks.lead import check_ranks, with_ranks
-from inference.engine.ranks.ranked_model import RankedModel
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.rates import PrefillAverage
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
@@ -100,7 +99,7 @@ def load_engine(
             drafting.close()
     plan = kv_plan(spec, opened, built)
     draft = built.draft
-    ranked = built.model if isinstance(built.model, RankedModel) else None
+    ranked = built.ranked
     loader = AdapterLoader(built.model, data_dir / "models") if ranked is None else None
     fingerprint = prefix_fingerprint(opened, built.model, built.execution)
     prefill_average = PrefillAverage(built.trial.bound.speed)
@@ -138,7 +137,8 @@ def load_engine(
     engine = build()
     seconds = time.monotonic() - started_s
     report = load_report(opened, built, plan, seconds, grammars.wait_ready())
-    report = with_ranks(report, built.model, plan.cache_bytes)
+    if ranked is not None:
+        report = with_ranks(report, ranked, plan.cache_bytes)
     draft_weight_bytes = 0 if draft is None else draft.weight_bytes
     report = msgspec.structs.replace(
         report,

@@ -12,7 +12,6 @@ from inference.engine.load.memory.kv_memory import (
 from inference.loading.image_processor import vision_input
 from inference.loading.loader import OpenedModel
 from inference.loading.triton_needs import triton_problem
-from inference.models.graphed import captured_in_words
 from inference.protocol.load import LoadReport
 
 
@@ -34,7 +33,6 @@ def load_report(
     estimated_bytes = opened.estimated_load_bytes
     estimated_bytes += 0 if draft is None else draft.estimated_load_bytes
     beside_bytes = plan.cache_bytes + plan.adapter_bytes + config.kept_rows_bytes
-    execution = captured_in_words(built.model, built.execution)
     return LoadReport(
         architecture=config.architecture,
         device=str(built.model.device),
@@ -49,7 +47,9 @@ def load_report(
         vocab_size=config.vocab_size,
         quantization="; ".join(filter(None, [opened.weights.report(), opened.left_out])),
         quality=built.quality,
-        compiled=", ".join(filter(None, [execution, built.drawing])),
+        compiled=", ".join(
+            filter(None, [built.execution, built.model.capture_in_words, built.drawing])
+        ),
         load_seconds=load_seconds,
         tokenizer_dir=str(opened.tokenizer_dir),
         eos_token_ids=list(config.eos_token_ids),

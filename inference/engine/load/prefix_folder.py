@@ -10,7 +10,7 @@ from pathlib import Path
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.cache.prefix_files import PrefixFiles
 from inference.loading.loader import OpenedModel
-from inference.models.registry import AnyModel
+from inference.models.backend import AnyModel
 from inference.protocol.load import LoadSpec
 
 LAYOUT = 1

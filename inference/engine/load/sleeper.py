@@ -25,9 +25,7 @@ from inference.engine.load.memory.memory_use import (
     cuda_process_bytes,
     give_back_freed,
 )
-from inference.models.graphed import GraphedDecoder
-from inference.models.native.model import NativeModel
-from inference.models.registry import AnyModel
+from inference.models.backend import AnyModel
 from inference.protocol.load import AsleepBytes
 
 log = logging.getLogger(__name__)
@@ -58,12 +56,8 @@ class Sleeper:
         raises: then the process is of no use any more."""
         started_s = time.monotonic()
         for model in self._models:
-            if isinstance(model, GraphedDecoder):
-                model.drop_captured()
+            model.sleep()
         gc.collect()
-        for model in self._models:
-            if isinstance(model, NativeModel):
-                model.decoder.drop_scratch()
         if self._device.type == "cuda":
             self._away.take()
             torch.cuda.empty_cache()
@@ -81,8 +75,7 @@ class Sleeper:
         """Gives an engine as after the load. Raises what a device without memory raises."""
         self._away.give_back()
         for model in self._models:
-            if isinstance(model, NativeModel):
-                model.decoder.make_scratch()
+            model.wake()
         engine = self._build()
         engine.load_warnings = self.warnings
         return engine

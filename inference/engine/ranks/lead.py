@@ -21,7 +21,6 @@ from inference.loading.loader import OpenedModel
 from inference.models.cache.kv_format import KVFormat
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.group import TorchRankGroup, file_store
-from inference.models.registry import AnyModel
 from inference.protocol.load import LoadReport, LoadSpec, RankReport
 from inference.protocol.load_errors import BadSourceError, RankFailedError
 
@@ -99,11 +98,11 @@ def check_ranks(spec: LoadSpec) -> None:
         )
 
 
-def rank_budget_bytes(model: AnyModel, spec: LoadSpec, budget_bytes: int, moment_bytes: int) -> int:
+def rank_budget_bytes(
+    model: RankedModel, spec: LoadSpec, budget_bytes: int, moment_bytes: int
+) -> int:
     """What each rank may have for keys and values of ``budget_bytes``, which this rank measured. A
     host's memory is all ranks'; of several cards the fullest decides."""
-    if not isinstance(model, RankedModel):
-        return budget_bytes
     if model.device.type == "cpu":
         return budget_bytes // model.num_ranks
     others = [
@@ -113,11 +112,9 @@ def rank_budget_bytes(model: AnyModel, spec: LoadSpec, budget_bytes: int, moment
     return min(budget_bytes, *others)
 
 
-def with_ranks(report: LoadReport, model: AnyModel, cache_bytes: int) -> LoadReport:
+def with_ranks(report: LoadReport, model: RankedModel, cache_bytes: int) -> LoadReport:
     """``report``, of this rank, with the others' memory. ``cache_bytes``: keys and values of each
     rank."""
-    if not isinstance(model, RankedModel):
-        return report
     ranks = [
         RankReport(
             rank=0,

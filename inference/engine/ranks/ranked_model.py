@@ -28,6 +28,7 @@ from inference.engine.ranks.followers import Followers
 from inference.engine.ranks.messages import Built, Measured, NewKV, RankMemory, Regroup, StepFailed
 from inference.engine.ranks.step_frames import on_rank, step_of
 from inference.models.adapter import AdapterWeights
+from inference.models.backend import PlainBackend
 from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import PagedKV
@@ -35,13 +36,12 @@ from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.errors import UnsupportedAdapterError
 from inference.models.parallel.group import TorchRankGroup, file_store
-from inference.models.vision.tower import VisionTower
 
 OTHERS_FAULT_S = 1.0
 """What another rank gets to say why it left. It says so before it leaves."""
 
 
-class RankedModel:
+class RankedModel(PlainBackend):
     """``config`` is of this rank's part; its vocabulary is whole."""
 
     def __init__(
@@ -57,7 +57,7 @@ class RankedModel:
         self.dtype = model.dtype
         self.device = model.device
         self.kv_format: KVFormat = model.kv_format
-        self.tower: VisionTower | None = model.tower
+        self.tower = model.tower
         self.followers = followers
         self.built = built
         """What the other ranks have built."""

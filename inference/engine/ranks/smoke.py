@@ -11,6 +11,8 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -22,10 +24,11 @@ from inference.engine.ranks.lead import lead_ranks
 from inference.engine.ranks.ranked_model import RankedModel
 from inference.loading.config.hub_config import read_directory_config
 from inference.loading.loader import OpenedModel, open_model
+from inference.models.backend import AnyModel
 from inference.models.batch import Batch
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
-from inference.models.registry import AnyModel, build_model
+from inference.models.registry import build_model
 from inference.protocol.load import LoadSpec
 
 BLOCK_TOKENS = 32
@@ -62,9 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
             tensor_parallel=num_ranks,
         )
         alone = msgspec.structs.replace(spec, tensor_parallel=1, devices=devices[:1])
-        expected = logits_of(model_of(alone, Path(folder)))
-        ranked = model_of(spec, Path(folder))
-        assert isinstance(ranked, RankedModel)
+        expected = logits_of(lone_model(alone, Path(folder)))
+        ranked = ranked_model(spec, Path(folder))
         found = logits_of(ranked)
         ranked.new_kv(1, BLOCK_TOKENS)  # with which the others say what they took
         ranked.followers.close()
@@ -109,13 +111,22 @@ def chosen_devices(
     return ["cpu"]
 
 
-def model_of(spec: LoadSpec, folder: Path) -> AnyModel:
+def lone_model(spec: LoadSpec, folder: Path) -> AnyModel:
+    with opened_model(spec, folder) as opened:
+        return build_model(opened.config, opened.weights, opened.config.max_positions)
+
+
+def ranked_model(spec: LoadSpec, folder: Path) -> RankedModel:
+    with opened_model(spec, folder) as opened:
+        return lead_ranks(spec, opened, opened.config.max_positions, None)[0]
+
+
+@contextmanager
+def opened_model(spec: LoadSpec, folder: Path) -> Iterator[OpenedModel]:
     opened = open_model(spec, folder / "cache", lambda progress: None)
     assert isinstance(opened, OpenedModel)
     try:
-        if opened.shares:
-            return lead_ranks(spec, opened, opened.config.max_positions, None)[0]
-        return build_model(opened.config, opened.weights, opened.config.max_positions)
+        yield opened
     finally:
         opened.close()
 

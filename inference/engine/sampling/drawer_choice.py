@@ -11,9 +11,8 @@ import torch
 
 from inference.engine.sampling.drawing import Draw, Drawer, NativeDrawer, TorchDrawer, TritonDrawer
 from inference.engine.sampling.filters import filter_probabilities
+from inference.models.backend import AnyModel
 from inference.models.cuda.setup import WrongResultError
-from inference.models.native.model import NativeModel
-from inference.models.registry import AnyModel
 from inference.protocol.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -39,8 +38,8 @@ TRIAL_RANKS = (0, 2, 5)
 
 def choose_drawer(model: AnyModel) -> tuple[Drawer, str]:
     """And in words what draws, where there was a choice."""
-    if isinstance(model, NativeModel):
-        return NativeDrawer(model.decoder), ""
+    if model.sampler is not None:
+        return NativeDrawer(model.sampler), ""
     if model.device.type == "cuda":
         return drawer_on_card(model.config.vocab_size, model.device)
     return TorchDrawer(), ""

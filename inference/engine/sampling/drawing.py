@@ -16,7 +16,7 @@ import torch
 from inference.engine.sampling.filters import filter_among
 from inference.engine.sampling.row_pieces import row_pieces
 from inference.engine.to_device import column, on_device, rows_of
-from inference.models.native.decoder import NativeDecoder
+from inference.models.backend import BackendSampler
 from inference.models.native.structs import Draw as NativeDraw
 from inference.protocol.sampling import SamplingParams
 
@@ -119,20 +119,20 @@ class TorchDrawer:
 class NativeDrawer:
     is_exact = True
 
-    def __init__(self, decoder: NativeDecoder) -> None:
-        self._decoder = decoder
+    def __init__(self, sampler: BackendSampler) -> None:
+        self._sampler = sampler
 
     def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._decoder.likeliest(scores)
+        return self._sampler.likeliest(scores)
 
     def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
-        self._decoder.forbid(scores, rows, torch.from_numpy(bits))
+        self._sampler.forbid(scores, rows, torch.from_numpy(bits))
 
     def draw(
         self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Looks at every token, whatever ``num_candidates``."""
-        token_ids = self._decoder.draw(scores, [_native(draw) for draw in draws])
+        token_ids = self._sampler.draw(scores, [_native(draw) for draw in draws])
         return token_ids, torch.zeros(len(draws), dtype=torch.bool)
 
 

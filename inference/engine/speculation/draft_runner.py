@@ -19,8 +19,8 @@ import torch
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.speculation.draft_model import DraftRow
 from inference.engine.to_device import all_on_device, read_back
+from inference.models.backend import AnyModel, KVStorage
 from inference.models.batch import Batch, PrefillSpan
-from inference.models.registry import AnyModel, KVStorage
 
 Ints = npt.NDArray[np.int64]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from inference.models.adapter import AdapterWeights
+from inference.models.backend import PlainBackend
 from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.layout import cache_layout
@@ -51,10 +52,11 @@ class NativeKV:
         return {"keys": self.keys[:, block_id], "values": self.values[:, block_id]}
 
 
-class NativeModel:
+class NativeModel(PlainBackend):
     dtype = torch.float32
     device = torch.device("cpu")
     copies_context = False
+    has_own_threads = True
 
     def __init__(
         self,
@@ -90,6 +92,16 @@ class NativeModel:
             num_threads=torch.get_num_threads(),
             query_growth=growth_table(config, self._num_positions, self.device),
         )
+
+    @property
+    def sampler(self) -> NativeDecoder:
+        return self.decoder
+
+    def sleep(self) -> None:
+        self.decoder.drop_scratch()
+
+    def wake(self) -> None:
+        self.decoder.make_scratch()
 
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> NativeKV:
         """One block more than asked for: the last is scratch, where padding rows write."""

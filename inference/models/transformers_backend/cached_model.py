@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from inference.models.adapter import AdapterWeights
+from inference.models.backend import PlainBackend
 from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
@@ -25,7 +26,7 @@ from inference.models.transformers_backend.storage import ModuleStorage, Sequenc
 from inference.models.weights.weight_source import WeightSource
 
 
-class CachedModel:
+class CachedModel(PlainBackend):
     copies_context = True
 
     def __init__(

@@ -13,6 +13,7 @@ from typing import NoReturn
 import torch
 
 from inference.models.adapter import AdapterWeights
+from inference.models.backend import PlainBackend
 from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import PagedKV
@@ -36,7 +37,7 @@ from inference.models.transformers_backend.inspection import AttentionCall, insp
 from inference.models.weights.weight_source import WeightSource
 
 
-class ForeignModel:
+class ForeignModel(PlainBackend):
     copies_context = True
 
     def __init__(

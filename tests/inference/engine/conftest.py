@@ -14,10 +14,11 @@ from tokenizers.models import BPE
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference.engine.sampling.grammars import GrammarCompiler
+from inference.models.backend import AnyModel
 from inference.models.config import ModelConfig, RopeScaling
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
-from inference.models.registry import AnyModel, build_model
+from inference.models.registry import build_model
 from inference.models.weights.dense import DenseWeights
 from tests.inference import greedy as answers
 from tests.interpreted_triton import patch_once_a_launch

@@ -18,11 +18,12 @@ import torch
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.limits import SchedulerLimits
+from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.layers.linear import LinearFactory
 from inference.models.native.model import NativeModel
-from inference.models.registry import AnyModel, build_fastest_model, build_model
+from inference.models.registry import build_fastest_model, build_model
 from inference.models.weights.stored import GroupedWeight, stack
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams, TokenLogprob

@@ -23,9 +23,10 @@ from inference.engine.load.build import build_engine
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.weights.quantize import quantize
+from inference.models.backend import AnyModel
 from inference.models.layers import linear
 from inference.models.layers.linear import LinearFactory
-from inference.models.registry import AnyModel, build_model
+from inference.models.registry import build_model
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams, TokenLogprob

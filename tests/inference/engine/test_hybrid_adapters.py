@@ -18,8 +18,8 @@ from inference.engine.adapters import Adapters
 from inference.engine.load.adapter_loader import AdapterLoader
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.limits import SchedulerLimits
+from inference.models.backend import AnyModel
 from inference.models.native.build import NativeUnavailableError, load_library
-from inference.models.registry import AnyModel
 from inference.protocol.engine import SubmitSequence
 from inference.protocol.sampling import SamplingParams
 from tests.inference import greedy

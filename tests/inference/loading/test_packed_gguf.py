@@ -12,9 +12,10 @@ from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file
 
 from inference.loading.loader import OpenedModel, open_model
+from inference.models.backend import AnyModel
 from inference.models.batch import ALL_ROWS, Batch
 from inference.models.native.build import find_compiler
-from inference.models.registry import AnyModel, build_fastest_model, build_model
+from inference.models.registry import build_fastest_model, build_model
 from inference.models.weights.dense import DenseWeights
 from inference.protocol.load import LoadSpec
 from tests.inference.loading.conftest import (

@@ -13,7 +13,7 @@ import torch
 from inference.models.batch import Batch
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.cuda.capture import CudaCapture
-from inference.models.graphed import GraphedDecoder, Replay, captured_in_words, row_buckets
+from inference.models.graphed import GraphedDecoder, Replay, row_buckets
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 
 NUM_BLOCKS, BLOCK_TOKENS = 16, 8
@@ -73,7 +73,7 @@ def test_a_captured_step_computes_what_the_model_does(device_name: str) -> None:
     capture = CudaCapture(device) if device.type == "cuda" else FakeCapture()
     graphed = GraphedDecoder(model, capture)
     ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))
-    graphed.capture_decode(ours, max_rows=6, context_tokens=30)
+    graphed.capture(ours, max_rows=6, context_tokens=30)
     filled(ours)
     for seed, (num_rows, num_columns) in enumerate([(3, 4), (1, 2), (6, 1), (2, 4), (5, 3)]):
         batch = batch_of(num_rows, num_columns, seed, device)
@@ -93,7 +93,7 @@ def test_rows_that_fill_a_step_up_change_nothing_whatever_they_read() -> None:
     model = tiny_model(CPU)
     graphed = GraphedDecoder(model, FakeCapture())
     ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))
-    graphed.capture_decode(ours, max_rows=6, context_tokens=30)
+    graphed.capture(ours, max_rows=6, context_tokens=30)
     filled(ours)
     batch = batch_of(3, 4, 0, CPU)
     used = batch.block_ids.flatten()
@@ -110,7 +110,7 @@ def test_the_smallest_step_that_holds_the_rows_runs() -> None:
     capture = FakeCapture()
     graphed = GraphedDecoder(tiny_model(CPU), capture)
     kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
-    graphed.capture_decode(kv, max_rows=6, context_tokens=16)
+    graphed.capture(kv, max_rows=6, context_tokens=16)
     for num_rows in (1, 2, 3, 4, 5, 6):
         graphed.forward(batch_of(num_rows, 1, 0, CPU), kv)
     largest_first = [6, 4, 2, 1]
@@ -123,7 +123,7 @@ def test_what_no_captured_step_holds_runs_as_before() -> None:
     graphed = GraphedDecoder(tiny_model(CPU), capture)
     kv, other = (graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS) for _ in range(2))
     graphed.forward(batch_of(2, 1, 0, CPU), kv)
-    graphed.capture_decode(kv, max_rows=2, context_tokens=16)
+    graphed.capture(kv, max_rows=2, context_tokens=16)
     for batch, storage in [
         (batch_of(3, 1, 0, CPU), kv),
         (batch_of(1, 3, 0, CPU), kv),
@@ -142,18 +142,18 @@ def test_a_capture_that_fails_is_told_and_leaves_the_model_working() -> None:
 
     graphed = GraphedDecoder(tiny_model(CPU), refuse)
     kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
-    graphed.capture_decode(kv, max_rows=2, context_tokens=16)
+    graphed.capture(kv, max_rows=2, context_tokens=16)
     assert graphed.forward(batch_of(2, 1, 0, CPU), kv).shape == (2, CONFIG.vocab_size)
-    assert captured_in_words(graphed, "torch") == "torch, no CUDA graphs (RuntimeError)"
+    assert graphed.capture_in_words == "no CUDA graphs (RuntimeError)"
 
 
 def test_in_words() -> None:
     graphed = GraphedDecoder(tiny_model(CPU), FakeCapture())
     kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
-    graphed.capture_decode(kv, max_rows=4, context_tokens=16)
-    expected = "torch, decode steps of up to 4 rows in CUDA graphs"
-    assert captured_in_words(graphed, "torch") == expected
-    assert captured_in_words(tiny_model(CPU), "torch") == "torch"
+    graphed.capture(kv, max_rows=4, context_tokens=16)
+    expected = "decode steps of up to 4 rows in CUDA graphs"
+    assert graphed.capture_in_words == expected
+    assert tiny_model(CPU).capture_in_words == ""
 
 
 @pytest.mark.parametrize(

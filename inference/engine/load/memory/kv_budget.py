@@ -15,12 +15,9 @@ from inference.engine.load.memory.kv_memory import (
     within_limit,
 )
 from inference.engine.ranks.lead import rank_budget_bytes
-from inference.engine.ranks.ranked_model import RankedModel
 from inference.loading.devices import free_memory_bytes, ranks_on_one_device
 from inference.loading.loader import OpenedModel
 from inference.models.adapter_targets import planned_adapter_bytes
-from inference.models.graphed import GraphedDecoder
-from inference.models.registry import AnyModel
 from inference.protocol.load import LoadSpec
 
 
@@ -39,15 +36,16 @@ def kv_plan(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> KVPlan:
         kept_bytes=kept_host_bytes(opened.weight_bytes) if is_cpu and not is_asked else None,
         leaves_room=not is_cpu and not is_asked,
         draft_block_bytes=built.draft_block_bytes,
-        adapter_bytes=0 if is_cpu or is_asked else _adapter_bytes(spec, model),
+        adapter_bytes=0 if is_cpu or is_asked else _adapter_bytes(spec, built),
         num_positions=built.num_positions,
     )
 
 
-def _adapter_bytes(spec: LoadSpec, model: AnyModel) -> int:
+def _adapter_bytes(spec: LoadSpec, built: BuiltModel) -> int:
     """What all adapter slots take. A model that ranks share has none."""
-    if isinstance(model, RankedModel):
+    if built.ranked is not None:
         return 0
+    model = built.model
     return spec.adapter_slots * planned_adapter_bytes(model.config, model.dtype.itemsize)
 
 
@@ -60,17 +58,17 @@ def _kv_budget_bytes(spec: LoadSpec, built: BuiltModel) -> int:
     if model.device.type == "cuda":
         held_bytes = torch.cuda.memory_allocated(model.device)
         moment_bytes = trial.load_bytes - held_bytes
-        if isinstance(model, GraphedDecoder):
-            moment_bytes += model.captured_bytes(spec.max_concurrent_sequences)
+        moment_bytes += model.captured_bytes(spec.max_concurrent_sequences)
         if built.draft is not None:
-            moment_bytes += built.draft.captured_bytes(spec.max_concurrent_sequences)
+            moment_bytes += built.draft.model.captured_bytes(spec.max_concurrent_sequences)
         free_bytes = free_cuda_bytes(model.device, moment_bytes)
         budget_bytes = max(0, free_bytes - spec.promised_bytes - model.config.kept_rows_bytes)
     else:
         taken_bytes = spec.promised_bytes + model.config.kept_rows_bytes
         free_bytes = max(0, free_memory_bytes(model.device) - taken_bytes)
         budget_bytes = int(free_bytes * cpu_kv_share())
-    budget_bytes = rank_budget_bytes(model, spec, budget_bytes, moment_bytes)
+    if built.ranked is not None:
+        budget_bytes = rank_budget_bytes(built.ranked, spec, budget_bytes, moment_bytes)
     limit_bytes = spec.memory_limit_bytes
     return within_limit(
         budget_bytes,

@@ -26,10 +26,10 @@ from inference.loading.devices import free_memory_bytes
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress
 from inference.loading.weights.unquantized import Unquantized
+from inference.models.backend import AnyModel
 from inference.models.batch import NUM_LONE_STATES, Batch
 from inference.models.config import ModelConfig
 from inference.models.layer_by_layer import largest_layer_bytes, prompt_logits
-from inference.models.registry import AnyModel
 from inference.protocol.load import LoadProgress, LoadStage
 
 log = logging.getLogger(__name__)

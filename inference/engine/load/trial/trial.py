@@ -16,7 +16,7 @@ from inference.engine.sampling.drawing import Drawer
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.loading.devices import earlier_loads_on
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
-from inference.models.registry import AnyModel
+from inference.models.backend import AnyModel
 from inference.protocol.load import LoadReport, LoadSpec
 from inference.protocol.prefill_speed import PrefillSpeed
 

@@ -8,14 +8,14 @@ import math
 import torch
 
 from inference.engine.load.trial.trial_steps import LARGEST_TRIAL_OPERATIONS
-from inference.models.registry import AnyModel, tower_of
+from inference.models.backend import AnyModel
 from inference.models.vision_config import VisionConfig
 
 
 def run_largest_picture(model: AnyModel) -> None:
     """Does nothing for a model without a tower. On a CPU it runs no more patches than a trial may
     take: what more of them would take is small beside the weights."""
-    if (tower := tower_of(model)) is None:
+    if (tower := model.tower) is None:
         return
     vision = tower.config
     num_patches = vision.most_patches

@@ -14,7 +14,7 @@ from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
 from inference.engine.scheduling.sequence import Sequence
-from inference.models.registry import AnyModel
+from inference.models.backend import AnyModel
 from inference.protocol.sampling import SamplingParams
 
 ADJUSTED = SamplingParams(max_tokens=1, temperature=0.0, logit_bias={0: 1.0})

@@ -17,11 +17,11 @@ import torch
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.scheduling.chunks import SMALLEST_CHUNK
 from inference.engine.scheduling.limits import SchedulerLimits
+from inference.models.backend import AnyModel
 from inference.models.batch import EMPTY_STATE, LONE_STATE, NUM_LONE_STATES, Batch, PrefillSpan
 from inference.models.cache.kv_format import kv_bytes_per_block, kv_bytes_per_token
 from inference.models.cache.layout import cache_layout
 from inference.models.layers.attention import MOST_GATHERED_BYTES
-from inference.models.registry import AnyModel
 from inference.protocol.prefill_speed import PrefillSpeed
 
 LARGEST_TRIAL_OPERATIONS = 10**11

@@ -13,11 +13,12 @@ import torch
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.limits import SchedulerLimits
+from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
-from inference.models.registry import AnyModel, build_model
+from inference.models.registry import build_model
 from inference.models.weights.dense import DenseWeights
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams

@@ -13,7 +13,6 @@ from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.engine.load.trial.trial_pictures import run_largest_picture
 from inference.loading import image_processor
-from inference.models.registry import tower_of
 from inference.models.vision.tower import VisionTower
 from inference.models.vision_config import KEPT_ROWS_BYTES
 from inference.protocol.engine import SequenceFailed
@@ -99,7 +98,7 @@ def test_without_pillow_it_is_a_text_model(
 
 def test_the_trial_runs_the_largest_picture(directory: Path, tmp_path: Path) -> None:
     model = tiny_vision.on_torch(directory, tmp_path)
-    tower = tower_of(model)
+    tower = model.tower
     assert tower is not None
     with patch.object(
         VisionTower, "__call__", autospec=True, side_effect=VisionTower.__call__

@@ -26,9 +26,10 @@ from inference.engine.ranks.ranked_model import RankedModel
 from inference.engine.ranks.step_frames import batch_of, step_of
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
+from inference.models.backend import AnyModel
 from inference.models.batch import Batch, Pictures, PrefillSpan
 from inference.models.cache.paged_kv import PagedKV
-from inference.models.registry import AnyModel, build_model
+from inference.models.registry import build_model
 from inference.models.vision.tower import PictureRows
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from inference.engine.speculation.speculator import Speculator
+from inference.models.backend import AnyModel
 from inference.models.native.build import NativeUnavailableError, load_library
-from inference.models.registry import AnyModel
 from inference.protocol.engine import SequenceStep
 from tests.inference.engine.speculation.test_same_answers import (
     PARAMS,

@@ -11,10 +11,10 @@ import torch
 from inference.engine.load.build import build_engine
 from inference.engine.sampling.drawing import TritonDrawer
 from inference.engine.scheduling.limits import SchedulerLimits
+from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cuda import setup
 from inference.models.graphed import GraphedDecoder
-from inference.models.registry import AnyModel
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
@@ -69,5 +69,5 @@ def test_the_same_answers(device: torch.device, kv_format: KVFormat, run_ahead: 
     if device.type != "cuda":
         graphed._capture = replay_by_calling
     assert answers(graphed, run_ahead=run_ahead) == wanted
-    assert graphed.in_words == "decode steps of up to 4 rows in CUDA graphs"
+    assert graphed.capture_in_words == "decode steps of up to 4 rows in CUDA graphs"
     assert [len(answer) for answer in wanted.values()] == [NUM_TOKENS + i for i in range(3)]

@@ -69,7 +69,7 @@ def test_a_decode_row_is_the_same_in_every_step_of_one_size(
     found = []
     for seed, num_rows in enumerate(sizes):
         kv = kv_of(graphed, seed)
-        graphed.capture_decode(kv, max_rows=MAX_ROWS, context_tokens=NUM_COLUMNS * BLOCK_TOKENS)
+        graphed.capture(kv, max_rows=MAX_ROWS, context_tokens=NUM_COLUMNS * BLOCK_TOKENS)
         for again, fresh in zip(kv.layers, kv_of(graphed, seed).layers, strict=True):
             again.entries.copy_(fresh.entries)  # capturing wrote to the first blocks
         found.append(graphed.forward(rows_of(num_rows, seed, device), kv)[0].clone())

@@ -21,8 +21,9 @@ from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.loading.loader import OpenedModel, open_model
+from inference.models.backend import AnyModel
 from inference.models.families.registry import family_of
-from inference.models.registry import AnyModel, build_model
+from inference.models.registry import build_model
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams

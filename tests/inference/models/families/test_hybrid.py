@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 from inference.engine.engine import Engine
 from inference.engine.executor import TensorExecutor
 from inference.engine.load.load_engine import load_engine
+from inference.models.backend import AnyModel
 from inference.models.batch import LONE_STATE, NUM_LONE_STATES, Batch
 from inference.models.cache.state_storage import LayerState
 from inference.models.decoder import DecoderModel
-from inference.models.registry import AnyModel
 from inference.protocol.engine import CancelSequence, SequenceStep
 from inference.protocol.load import LoadSpec, Quantization
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind

@@ -24,9 +24,10 @@ from inference.engine.scheduling.limits import SchedulerLimits
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.weights.expert_files import by_expert
+from inference.models.backend import AnyModel
 from inference.models.families.registry import check_architecture
 from inference.models.native.build import find_compiler
-from inference.models.registry import AnyModel, build_fastest_model, build_model
+from inference.models.registry import build_fastest_model, build_model
 from inference.models.weights.stored import DenseWeight
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec

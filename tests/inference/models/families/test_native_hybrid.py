@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from inference.models.adapter import AdapterWeights, LowRank
 from inference.models.adapter_targets import adaptable_shapes
+from inference.models.backend import AnyModel
 from inference.models.batch import (
     ALL_ROWS,
     EMPTY_STATE,
@@ -25,7 +26,7 @@ from inference.models.batch import (
     PrefillSpan,
 )
 from inference.models.native.model import NativeModel
-from inference.models.registry import AnyModel, build_model
+from inference.models.registry import build_model
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families import tiny_states as states
 

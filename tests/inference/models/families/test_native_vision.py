@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference.models.registry import tower_of
 from tests.inference.models.families import tiny_hybrid, tiny_vision
 from tests.inference.models.families.test_vision import NUM_TOKENS, PROMPTS, REFERENCES
 from tests.inference.models.families.tiny_vision import engine_of, submit
@@ -32,7 +31,7 @@ def test_pictures_in_chunks_beside_texts(name: str, library: ctypes.CDLL, tmp_pa
     reference = REFERENCES[name]()
     directory = tiny_vision.save(reference, tmp_path / "model")
     model = tiny_hybrid.natively(library, directory, tmp_path)
-    assert tower_of(model) is not None
+    assert model.tower is not None
     wanted = {
         which: tiny_vision.greedy(reference, prompt, NUM_TOKENS)
         for which, prompt in PROMPTS.items()

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.engine.images.image_rows import ImageRows
-from inference.models.registry import AnyModel
+from inference.models.backend import AnyModel
 from inference.models.vision.tower import PictureRows
 from inference.protocol.engine import SequenceFailed, SequenceStep
 from inference.protocol.images import SequenceImage

@@ -18,11 +18,12 @@ from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.loading.loader import OpenedModel, open_model
+from inference.models.backend import AnyModel
 from inference.models.batch import ALL_ROWS, NUM_LONE_STATES, Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.native.model import NativeModel
 from inference.models.native.support import unsupported_reason
-from inference.models.registry import AnyModel, build_model
+from inference.models.registry import build_model
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams

@@ -23,8 +23,9 @@ from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.speculation.speculator import Speculator
+from inference.models.backend import AnyModel
 from inference.models.errors import InvalidImageError
-from inference.models.registry import AnyModel, build_model
+from inference.models.registry import build_model
 from inference.protocol.engine import SubmitSequence
 from inference.protocol.images import SequenceImage
 from inference.protocol.sampling import SamplingParams

@@ -142,7 +142,12 @@ def test_the_share_is_of_what_no_other_model_was_promised(monkeypatch: pytest.Mo
     model: Any = SimpleNamespace(config=CONFIG, device=torch.device("cpu"), kv_format="fp32")
     trial = SimpleNamespace(bound=None, load_bytes=0, process_bytes=0)
     built: Any = SimpleNamespace(
-        model=model, trial=trial, draft=None, draft_block_bytes=0, num_positions=None
+        model=model,
+        ranked=None,
+        trial=trial,
+        draft=None,
+        draft_block_bytes=0,
+        num_positions=None,
     )
     opened: Any = SimpleNamespace(weight_bytes=10**9)
     spec = LoadSpec(job_id="1", model="m", source="path:x", promised_bytes=20 * BLOCK_BYTES)
@@ -155,7 +160,12 @@ def test_no_more_than_the_neuron_promised_is_taken(monkeypatch: pytest.MonkeyPat
     model: Any = SimpleNamespace(config=CONFIG, device=torch.device("cpu"), kv_format="fp32")
     trial = SimpleNamespace(bound=None, load_bytes=7 * BLOCK_BYTES, process_bytes=3 * BLOCK_BYTES)
     built: Any = SimpleNamespace(
-        model=model, trial=trial, draft=None, draft_block_bytes=0, num_positions=None
+        model=model,
+        ranked=None,
+        trial=trial,
+        draft=None,
+        draft_block_bytes=0,
+        num_positions=None,
     )
     opened: Any = SimpleNamespace(weight_bytes=10**9)
     spec = LoadSpec(job_id="1", model="m", source="path:x", memory_limit_bytes=30 * BLOCK_BYTES)
@@ -195,9 +205,15 @@ def test_a_card_keeps_room_for_the_adapters_of_all_slots(
     model: Any = SimpleNamespace(
         config=CONFIG, device=torch.device(device), dtype=torch.bfloat16, kv_format="bf16"
     )
+    model.captured_bytes = lambda max_rows: 0
     trial = SimpleNamespace(bound=None, load_bytes=0, process_bytes=0)
     built: Any = SimpleNamespace(
-        model=model, trial=trial, draft=None, draft_block_bytes=0, num_positions=None
+        model=model,
+        ranked=None,
+        trial=trial,
+        draft=None,
+        draft_block_bytes=0,
+        num_positions=None,
     )
     opened: Any = SimpleNamespace(weight_bytes=10**9)
     spec = LoadSpec(job_id="1", model="m", source="path:x", adapter_slots=3)

@@ -17,8 +17,9 @@ from inference.engine.load.load_engine import load_engine
 from inference.engine.load.trial import quality
 from inference.engine.load.trial.quality import NotMeasurableError, compare, quality_in_words
 from inference.loading.loader import OpenedModel, open_model
+from inference.models.backend import AnyModel
 from inference.models.native.model import NativeModel
-from inference.models.registry import AnyModel, build_fastest_model, build_model
+from inference.models.registry import build_fastest_model, build_model
 from inference.protocol.load import LoadProgress, LoadSpec, Quantization
 from tests.inference.engine.conftest import CONTEXT_TOKENS
 

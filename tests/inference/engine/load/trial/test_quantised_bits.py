@@ -17,8 +17,9 @@ from inference.engine.load.trial import quality
 from inference.engine.load.trial.quality import QualityFigure, compare
 from inference.engine.load.trial.quality_text import QUALITY_TEXT
 from inference.loading.loader import OpenedModel, open_model
+from inference.models.backend import AnyModel
 from inference.models.native.model import NativeModel
-from inference.models.registry import AnyModel, build_fastest_model, build_model
+from inference.models.registry import build_fastest_model, build_model
 from inference.models.weights.stored import DenseWeight, GroupedWeight, StoredWeight
 from inference.protocol.load import LoadSpec, Quantization
 

@@ -9,11 +9,11 @@ import torch
 
 from inference.engine.load.trial.trial_steps import measure_prefill, run_largest_steps
 from inference.engine.scheduling.limits import SchedulerLimits
+from inference.models.backend import AnyModel
 from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.layers.attention import MOST_GATHERED_BYTES
-from inference.models.registry import AnyModel
 from inference.protocol.prefill_speed import PrefillSpeed
 from tests.inference.engine.conftest import Pair
 

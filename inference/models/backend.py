@@ -1,0 +1,158 @@
+"""What the engine asks of whatever computes a model: torch's operators, captured steps on a card,
+the native decoder, transformers' modules, ranks.
+
+Outside ``inference.models`` nothing asks which of them it is. What they differ in stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from inference.models.adapter import AdapterWeights
+from inference.models.batch import Batch
+from inference.models.cache.kv_format import KVFormat
+from inference.models.config import ModelConfig
+from inference.models.native.structs import Draw
+from inference.models.vision.tower import VisionTower
+
+
+class KVStorage(Protocol):
+    """Tensors behind the blocks; their layout is the model's own business."""
+
+    @property
+    def block_tokens(self) -> int: ...
+
+    def block(self, block_id: int) -> dict[str, torch.Tensor]:
+        """Views of one block's keys and values, by name; writing to them changes it."""
+        ...
+
+
+class BackendSampler(Protocol):
+    """Sampling in the backend's own code: see ``NativeDecoder``."""
+
+    def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def forbid(self, scores: torch.Tensor, rows: Sequence[int], bits: torch.Tensor) -> None: ...
+
+    def draw(self, scores: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor: ...
+
+
+KV = TypeVar("KV", bound=KVStorage)
+
+
+class Model(Protocol[KV]):
+    """A decoder that can be stepped. Not thread-safe: the engine's owner thread calls it."""
+
+    config: ModelConfig
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def kv_format(self) -> KVFormat: ...
+
+    @property
+    def tower(self) -> VisionTower | None:
+        """Makes rows of images, where the model is given any."""
+        ...
+
+    @property
+    def copies_context(self) -> bool:
+        """Whether a step copies its rows' keys and values out of their blocks, so that what it
+        takes grows with their contexts."""
+        ...
+
+    @property
+    def has_own_threads(self) -> bool:
+        """Whether steps run on threads of the backend's, beside which torch's would spin."""
+        ...
+
+    @property
+    def sampler(self) -> BackendSampler | None:
+        """``None``: the engine samples with what suits the device."""
+        ...
+
+    @property
+    def capture_in_words(self) -> str:
+        """What became of capturing steps; empty for a backend that captures none."""
+        ...
+
+    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> KV:
+        """Room for the keys and values of ``num_blocks`` blocks, and for as many states of
+        recurrent layers, zeroed."""
+        ...
+
+    def prepare_adapter(self, weights: AdapterWeights) -> Any:
+        """The model's own form of an adapter whose names and shapes have been checked, for
+        ``Batch.adapters``. Any thread may call it while the model is stepped. Raises
+        ``UnsupportedAdapterError``."""
+        ...
+
+    def forward(self, batch: Batch, kv: KV) -> torch.Tensor:
+        """Write all rows' keys and values, return ``batch.logit_rows``' logits:
+        (num_logit_rows, vocab_size) float32. One pass over the weights, also where some rows decode
+        and others are prompts'. Raises ``PositionError``."""
+        ...
+
+    def forward_with_hidden(self, batch: Batch, kv: KV) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, and the rows that the output head reads, (num_rows, hidden_size). Only of a
+        model that a ``Predictor`` was built for."""
+        ...
+
+    def capture(self, kv: KV, *, max_rows: int, context_tokens: int) -> None:
+        """Capture decode steps over ``kv``, of up to ``max_rows`` rows and ``context_tokens``
+        tokens each. A backend that captures no steps does nothing."""
+        ...
+
+    def captured_bytes(self, max_rows: int) -> int:
+        """About what ``capture`` takes of the device's memory."""
+        ...
+
+    def sleep(self) -> None:
+        """Release what ``wake`` or ``capture`` makes again. The weights stay where they are."""
+        ...
+
+    def wake(self) -> None:
+        """After ``sleep``, before the next step. Raises ``MemoryError``."""
+        ...
+
+
+# Which KV storage a model wants is between its own methods; callers hand back what they got.
+AnyModel = Model[Any]
+
+
+class PlainBackend:
+    """What holds of a backend that captures no steps, samples nothing and holds nothing but
+    tensors."""
+
+    tower: VisionTower | None = None
+    has_own_threads = False
+
+    @property
+    def capture_in_words(self) -> str:
+        return ""
+
+    @property
+    def sampler(self) -> BackendSampler | None:
+        return None
+
+    def forward_with_hidden(self, batch: Batch, kv: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        raise NotImplementedError("no predictor is built for this backend")
+
+    def capture(self, kv: Any, *, max_rows: int, context_tokens: int) -> None:
+        """Does nothing."""
+
+    def captured_bytes(self, max_rows: int) -> int:
+        return 0
+
+    def sleep(self) -> None:
+        """Does nothing."""
+
+    def wake(self) -> None:
+        """Does nothing."""
