@@ -88,6 +88,8 @@ class Engine:
         self._step_end_s = 0.0
         self._long_waits = LongWaits(scheduler.overdue, scheduler.limits.max_queue_wait_s)
         self._times = StepTimes(scheduler.limits, prefill_average)
+        if scheduler.speculator is not None:
+            scheduler.speculator.weigh_by(self._times.pacer.step_time)
         self._numerical_watch = NumericalWatch()
         self.load_warnings: list[str] = []
         """Warnings of how it came to be here, for ``stats``."""
@@ -242,12 +244,14 @@ class Engine:
     ) -> None:
         """Records how long a step took that ran whole."""
         num_run_tokens = sum(sampled.num_run_tokens for _, sampled in outcome.done)
-        self._times.record(
-            schedule, step_s=step_s, now_s=self._clock(), num_run_tokens=num_run_tokens
-        )
         speculator = self._scheduler.speculator
-        if speculator is not None and not schedule.prefills:
-            speculator.record_step(schedule.num_decode_rows, step_s)
+        self._times.record(
+            schedule,
+            step_s=step_s,
+            now_s=self._clock(),
+            num_run_tokens=num_run_tokens,
+            drafting_s=0.0 if speculator is None else speculator.take_drafting_s(),
+        )
 
     def _settle(self, outcome: Outcome[Schedule, Sampled]) -> None:
         """Commit and emit what ran, end what is at fault."""

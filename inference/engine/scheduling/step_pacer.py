@@ -10,6 +10,7 @@ as many tokens per second, so the rest gain nothing by sitting down.
 from __future__ import annotations
 
 from inference.engine.scheduling.chunks import SMALLEST_CHUNK
+from inference.engine.scheduling.spread import Spread
 from inference.engine.scheduling.step_time import SHORTEST_S, StepTimeModel
 
 SMALLEST_HOUSE = 8
@@ -18,43 +19,23 @@ MEMORY_STEPS = 256
 """Steps with prompts after which one that was too large for the memory may be tried again."""
 GAIN = 0.25
 """How far one step moves the seats: one slow step is noise, five are news."""
-
-
-FADING = 0.9
 UNIFORM = 0.06
 """Chunks whose sizes vary by less, in parts of their mean, do not tell a token's cost from that of
 a step with prompts."""
 PROBE = 1.3
 """How much longer a chunk is that is to tell them apart: one in some ten."""
-SETTLED_AFTER = 4
+UNTRIED_TARGET_S = 0.1
+"""What a first guess of a step's time begins from where no target is set."""
 MOST_TARGETS = 5
 """How many times the target a step may take so that a prompt's chunk is worth its fixed cost."""
-
-
-class ChunkSizes:
-    """Whether the chunks of late were all about as long; each counts less with each later one."""
-
-    def __init__(self) -> None:
-        self._num = 0
-        self._mean = self._variance = 0.0
-
-    def record(self, num_tokens: int) -> None:
-        self._num += 1
-        gain = max(1 - FADING, 1 / self._num)
-        away = num_tokens - self._mean
-        self._mean += gain * away
-        self._variance += gain * ((1 - gain) * away**2 - self._variance)
-
-    @property
-    def are_uniform(self) -> bool:
-        return self._num >= SETTLED_AFTER and self._variance < (UNIFORM * self._mean) ** 2
 
 
 class StepPacer:
     """Bounds steps by the ``StepTimeModel`` of this device. Never asks that a running sequence be
     evicted: fewer seats only keep new ones waiting.
 
-    ``target_s`` ``None``: always ``max_seats`` and ``max_prefill_tokens``.
+    ``target_s`` ``None``: always ``max_seats`` and ``max_prefill_tokens``. Either way ``step_time``
+    is fitted to what is recorded here, and others may read it.
     """
 
     def __init__(self, max_seats: int, max_prefill_tokens: int, target_s: float | None) -> None:
@@ -66,12 +47,12 @@ class StepPacer:
         self._target_s = target_s
         self._seats = float(min(SMALLEST_HOUSE, max_seats))
         """Those that one step may serve in ``target_s``, as far as is known."""
-        if target_s is not None:
-            self._chunks = ChunkSizes()
-            self._model = StepTimeModel(
-                row_s=target_s / self._seats,
-                token_s=target_s / max(max_prefill_tokens // 4, SMALLEST_CHUNK),
-            )
+        self._chunks = Spread()
+        begin_s = UNTRIED_TARGET_S if target_s is None else target_s
+        self.step_time = StepTimeModel(
+            row_s=begin_s / self._seats,
+            token_s=begin_s / max(max_prefill_tokens // 4, SMALLEST_CHUNK),
+        )
 
     @property
     def num_seats(self) -> int:
@@ -83,14 +64,14 @@ class StepPacer:
         shorter chunks would make steps little shorter and prompts many times slower."""
         if self._target_s is None:
             return self._fitting_tokens
-        model = self._model
+        model = self.step_time
         num_tokens = model.tokens_within(self._target_s, num_decode_rows)
         if model.token_s > 0:
             efficient = (model.fixed_s + model.prompt_s) / model.token_s
             most = model.tokens_within(MOST_TARGETS * self._target_s, num_decode_rows)
             num_tokens = max(num_tokens, min(efficient, most))
         num_tokens = max(num_tokens, SMALLEST_CHUNK)
-        if self._chunks.are_uniform:
+        if self._chunks.is_settled and self._chunks.is_within(UNIFORM):
             num_tokens *= PROBE
         return int(min(num_tokens, self._fitting_tokens))
 
@@ -104,14 +85,14 @@ class StepPacer:
         """Small remainders of prompts say little of speed and are passed over."""
         if num_prefill_tokens:
             self._record_fit()
-        if self._target_s is None or step_s <= 0 or 0 < num_prefill_tokens < SMALLEST_CHUNK:
+        if step_s <= 0 or 0 < num_prefill_tokens < SMALLEST_CHUNK:
             return
-        self._model.record(num_decode_rows, num_prefill_tokens, step_s)
+        self.step_time.record(num_decode_rows, num_prefill_tokens, step_s)
         if num_prefill_tokens:
             self._chunks.record(num_prefill_tokens)
-        if num_decode_rows:
-            whole_s = self._model.seconds(num_decode_rows, num_prefill_tokens)
-            decode_s = self._model.seconds(num_decode_rows, 0)
+        if num_decode_rows and self._target_s is not None:
+            whole_s = self.step_time.seconds(num_decode_rows, num_prefill_tokens)
+            decode_s = self.step_time.seconds(num_decode_rows, 0)
             share = decode_s / whole_s if whole_s > 0 else 1.0
             self._move_seats(num_decode_rows, step_s * share, self._target_s)
 
@@ -126,7 +107,7 @@ class StepPacer:
         take seats away. Only a step that was too long does. Nor is the model believed that many
         more rows than ever ran cost next to nothing: seats grow in proportion to what ran."""
         proportional = num_rows * target_s / max(decode_s, SHORTEST_S)
-        bearable = min(proportional, self._model.rows_within(target_s))
+        bearable = min(proportional, self.step_time.rows_within(target_s))
         if decode_s > target_s or bearable > self._seats:
             moved = self._seats + GAIN * (bearable - self._seats)
             self._seats = min(max(moved, SMALLEST_HOUSE), self._max_seats)

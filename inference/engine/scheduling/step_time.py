@@ -3,16 +3,17 @@
     seconds = fixed + rows · row + (prompt + tokens · token, where there are prompt tokens)
 
 ``fixed`` is what every step costs (reading the weights, launches), ``prompt`` what a step with
-prompts costs once, however short they are: packed weights are unpacked for each chunk. Pure: times
-are arguments, plain floats, one thread.
+prompts costs once, however short they are: packed weights are unpacked for each chunk. One model of
+an engine serves the pace of prompts, the running limit and drafts. Pure: times are arguments, plain
+floats, one thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-FADING = 0.9
-"""What a step counts for, with each later one: the last ten decide, as machines change."""
+from inference.engine.scheduling.spread import FADING, Spread
+
 LONGEST = 3.0
 """A step that takes more than this many times as long as expected met with something else."""
 TRUSTED_AFTER = 8
@@ -28,6 +29,15 @@ row or token costs explains a time before a fixed cost does."""
 LEAST_HOLD = 1e-9
 """For a coefficient of which no step has said anything lately."""
 LARGEST_WEIGHT = 1e9
+UNTRIED_ROW_SHARE = 0.04
+"""A row's part of a step of one row, before steps of several sizes have been timed: a few rows
+share the weights that are read for them."""
+DIFFERENT = 0.2
+"""Decode steps whose rows vary by less, in parts of their mean, do not tell a row's cost from that
+of the step."""
+FORGETTING = 0.001
+"""How far ``UNTRIED_ROW_SHARE`` is approached with each decode step among steps of one size, so
+that drafts that did not pay long ago are tried again."""
 SHORTEST_S = 1e-5
 
 Vector = list[float]
@@ -46,6 +56,12 @@ class StepTimeModel:
         self._weight = 1.0
         """Of the next step: grows, so that those before it fade without being touched."""
         self._num_steps = 0
+        self._decode_rows = Spread()
+        self._row_share = UNTRIED_ROW_SHARE
+
+    @property
+    def is_measured(self) -> bool:
+        return self._num_steps > 0
 
     @property
     def fixed_s(self) -> float:
@@ -63,6 +79,14 @@ class StepTimeModel:
         fixed, row, prompt, token = self._coefficients
         seconds = fixed + row * num_rows / SCALED_ROWS
         return seconds + prompt + token * num_tokens / SCALED_TOKENS if num_tokens else seconds
+
+    def ratio(self, num_rows: int, num_base_rows: int) -> float:
+        """How much longer a step of ``num_rows`` takes than one of the fewer ``num_base_rows``,
+        neither with prompts; 1 at least. While all steps have as many rows, their times move
+        the coefficients and not this."""
+        fixed_share = 1.0 - self._row_share
+        base = fixed_share + self._row_share * num_base_rows
+        return max(1.0, (fixed_share + self._row_share * num_rows) / base)
 
     def rows_within(self, step_s: float) -> float:
         """How many rows a step of ``step_s`` serves that has no prompts."""
@@ -85,6 +109,16 @@ class StepTimeModel:
         is_early = self._num_steps <= ALWAYS_REFITTED
         if num_tokens or is_early or self._num_steps % REFITTED_EVERY == 0:
             self._fit()
+        if num_rows and not num_tokens:
+            self._decode_rows.record(num_rows)
+            self._learn_row_share()
+
+    def _learn_row_share(self) -> None:
+        fixed, row = self._coefficients[0], self._coefficients[1] / SCALED_ROWS
+        if not self._decode_rows.is_within(DIFFERENT) and fixed + row > 0:
+            self._row_share = row / (fixed + row)
+        else:
+            self._row_share += FORGETTING * (UNTRIED_ROW_SHARE - self._row_share)
 
     def _add(self, num_rows: int, num_tokens: int, step_s: float) -> None:
         """Costs little where there are no prompt tokens: most steps have none."""
@@ -133,6 +167,12 @@ class StepTimeModel:
             matrix.append(row)
             right.append(self._sums[i] + hold * self._coefficients[i])
         return _solve(matrix, right)
+
+
+def untried_step_time() -> StepTimeModel:
+    """Of steps whose time no target bounds: what a row and a token are taken to cost matters only
+    until the first step."""
+    return StepTimeModel(row_s=0.0125, token_s=0.0002)
 
 
 def _solve(matrix: list[Vector], right: Vector) -> Vector:

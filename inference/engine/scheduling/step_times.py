@@ -24,9 +24,16 @@ class StepTimes:
         self.last_forward_unix_s: float | None = None
 
     def record(
-        self, schedule: Schedule, *, step_s: float, now_s: float, num_run_tokens: int = 0
+        self,
+        schedule: Schedule,
+        *,
+        step_s: float,
+        now_s: float,
+        num_run_tokens: int = 0,
+        drafting_s: float = 0.0,
     ) -> None:
-        """Records a step that ran whole. ``num_run_tokens``: drafts that turned out right."""
+        """Records a step that ran whole. ``num_run_tokens``: drafts that turned out right.
+        ``drafting_s``: the part of ``step_s`` that another model took for its drafts."""
         num_decodes, num_prefill_tokens = schedule.num_decode_rows, schedule.num_prefill_tokens
         self.last_forward_unix_s = time.time()
         self.rates.record(
@@ -38,7 +45,9 @@ class StepTimes:
         if schedule.has_image_rows:
             return  # the tower may have run for longer than the decoder
         self.pacer.record(
-            num_decode_rows=num_decodes, num_prefill_tokens=num_prefill_tokens, step_s=step_s
+            num_decode_rows=num_decodes,
+            num_prefill_tokens=num_prefill_tokens,
+            step_s=step_s - drafting_s,
         )
         if self.prefill_average is not None and not num_decodes:
             spans = ((chunk.start, chunk.end) for chunk in schedule.prefills)

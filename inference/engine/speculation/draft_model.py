@@ -21,6 +21,7 @@ from typing import Protocol
 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.scheduling.sequence import Sequence
+from inference.engine.scheduling.step_time import StepTimeModel, untried_step_time
 from inference.engine.speculation.acceptance import Acceptance
 from inference.engine.speculation.draft_costs import DraftCosts
 from inference.engine.speculation.draft_length import best_length
@@ -103,16 +104,15 @@ class DraftModelSpeculator:
         self._most_tokens = min(most_tokens, MOST_DRAFT_TOKENS)
         self._clock = clock
         self._acceptance = Acceptance()
-        self._costs = DraftCosts()
+        self._costs = DraftCosts(untried_step_time())
         self._read_blocks: dict[int, int] = {}
         """Block id -> content id that it has read there, all of it."""
         self._num_steps_without = 0
         self._num_failures = 0
         self._spent_s = 0.0
-        """By ``drafts``, for the step that comes."""
+        """By ``drafts``, since it was last taken."""
 
     def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
-        self._spent_s = 0.0
         able = self._able(sequences)
         length = self._length(sequences, able)
         if not length:
@@ -126,7 +126,7 @@ class DraftModelSpeculator:
             log.exception("the draft model failed, %d times now", self._num_failures)
             return {}
         finally:
-            self._spent_s = self._clock() - started_s
+            self._spent_s += self._clock() - started_s
 
     def expects_drafts(self, sequences: list[Sequence]) -> bool:
         if self._length(sequences, self._able(sequences)):
@@ -147,9 +147,12 @@ class DraftModelSpeculator:
         if reading.block_ids is sequence.block_ids:
             reading.num_read += num_right
 
-    def record_step(self, num_rows: int, step_s: float) -> None:
-        self._costs.record_step(num_rows, max(0.0, step_s - self._spent_s))
-        self._spent_s = 0.0
+    def weigh_by(self, step_time: StepTimeModel) -> None:
+        self._costs.steps = step_time
+
+    def take_drafting_s(self) -> float:
+        spent_s, self._spent_s = self._spent_s, 0.0
+        return spent_s
 
     def _able(self, sequences: list[Sequence]) -> list[Sequence]:
         """It sees no images, and no further than its own context."""

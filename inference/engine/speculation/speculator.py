@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from inference.engine.scheduling.sequence import Sequence
+from inference.engine.scheduling.step_time import StepTimeModel, untried_step_time
 from inference.engine.speculation.acceptance import Acceptance, match_class
 from inference.engine.speculation.draft_length import best_length
 from inference.engine.speculation.prompt_lookup import PromptLookup, Proposal
-from inference.engine.speculation.step_costs import StepCosts
 
 DEFAULT_DRAFT_TOKENS = 8
 MOST_DRAFT_TOKENS = 16
@@ -46,8 +46,13 @@ class Speculator(Protocol):
         """``came``: the step's tokens, about to be added to the sequence."""
         ...
 
-    def record_step(self, num_rows: int, step_s: float) -> None:
-        """Of a step in which rows only decode."""
+    def weigh_by(self, step_time: StepTimeModel) -> None:
+        """Weighs what drafts bring by what more rows of a step cost. The model is the engine's,
+        which fits it."""
+        ...
+
+    def take_drafting_s(self) -> float:
+        """How long another model has drafted since the last call."""
         ...
 
 
@@ -77,7 +82,7 @@ class LookupSpeculator:
     def __init__(self, most_tokens: int = DEFAULT_DRAFT_TOKENS) -> None:
         self._most_tokens = min(most_tokens, MOST_DRAFT_TOKENS)
         self._acceptance = Acceptance()
-        self._costs = StepCosts()
+        self._step_time = untried_step_time()
 
     def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
         if len(sequences) > MOST_SEQUENCES:
@@ -98,7 +103,7 @@ class LookupSpeculator:
             candidates.append((len(proposal.token_ids), rate))
         if not proposals:
             return {}
-        length = best_length(len(sequences), candidates, self._costs, MOST_ROWS)
+        length = best_length(len(sequences), candidates, self._step_time, MOST_ROWS)
         if not length:
             return {}
         return {sequence: found.token_ids[:length] for sequence, found in proposals.items()}
@@ -115,8 +120,11 @@ class LookupSpeculator:
             of_class = match_class(proposal.match_length)
             lookup.acceptance.record(of_class, proposal.token_ids, came)
 
-    def record_step(self, num_rows: int, step_s: float) -> None:
-        self._costs.record(num_rows, step_s)
+    def weigh_by(self, step_time: StepTimeModel) -> None:
+        self._step_time = step_time
+
+    def take_drafting_s(self) -> float:
+        return 0.0
 
     def _lookup_of(self, sequence: Sequence) -> _Lookup:
         found = sequence.drafting

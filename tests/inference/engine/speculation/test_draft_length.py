@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from inference.engine.scheduling.sequence import Sequence
+from inference.engine.scheduling.step_pacer import StepPacer
 from inference.engine.speculation.acceptance import ENGINE_GAIN, PRIORS, Acceptance, match_class
 from inference.engine.speculation.draft_length import best_length
 from inference.engine.speculation.speculator import (
@@ -10,7 +13,6 @@ from inference.engine.speculation.speculator import (
     LookupSpeculator,
     most_drafts,
 )
-from inference.engine.speculation.step_costs import StepCosts
 from inference.protocol.sampling import SamplingParams
 
 
@@ -52,32 +54,65 @@ def test_a_step_holds_so_many_rows() -> None:
     assert best_length(4, [(8, 1.0)] * 4, Each(0.0), 12) == 2
 
 
-def test_costs_are_those_of_the_steps_that_were_seen() -> None:
-    costs = StepCosts()
-    for _ in range(5):
-        costs.record(1, 0.010)
-        costs.record(4, 0.012)
-        costs.record(8, 0.020)
-    assert costs.ratio(4, 1) == 0.012 / 0.010
-    assert costs.ratio(8, 4) == 0.020 / 0.012
-    assert costs.ratio(6, 4) > 1.0
+class Device:
+    """Takes ``fixed_s`` for a step, ``row_s`` for each row and ``token_s`` for each prompt token."""
+
+    def __init__(self, fixed_s: float, row_s: float) -> None:
+        self.fixed_s, self.row_s, self.token_s = fixed_s, row_s, 0.0004
+
+    def seconds(self, num_rows: int, num_tokens: int = 0) -> float:
+        return self.fixed_s + num_rows * self.row_s + num_tokens * self.token_s
 
 
-def test_one_step_that_hung_changes_little() -> None:
-    costs = StepCosts()
-    for _ in range(5):
-        costs.record(1, 0.010)
-        costs.record(4, 0.010)
-    costs.record(4, 10.0)
-    assert costs.ratio(4, 1) < 1.2
+def paced(device: Device, rows: list[int], *, target_s: float | None = 0.1) -> StepPacer:
+    """After steps of so many rows, and a prompt beside some of them."""
+    pacer = StepPacer(256, 2048, target_s)
+    for index, num_rows in enumerate(rows):
+        num_tokens = 64 if index % 5 == 0 else 0
+        pacer.record(
+            num_decode_rows=num_rows,
+            num_prefill_tokens=num_tokens,
+            step_s=device.seconds(num_rows, num_tokens),
+        )
+    return pacer
 
 
-def test_first_times_do_not_count_against_a_size() -> None:
-    costs = StepCosts()
-    for step_s in (0.5, 0.010, 0.010):
-        costs.record(4, step_s)
-    costs.record(1, 0.010)
-    assert costs.ratio(4, 1) == 1.0
+FIXED, STEEP = Device(0.020, 0.0002), Device(0.001, 0.010)
+
+
+@pytest.mark.parametrize("target_s", [0.1, None])
+def test_drafts_are_weighed_by_the_steps_that_pace_prompts(target_s: float | None) -> None:
+    """No step with drafts has run yet: how many sequences decoded has told what rows cost."""
+    rows = [1, 2, 3, 5, 8, 4, 2] * 6
+    for device, expected in ((FIXED, 15), (STEEP, 0)):
+        costs = paced(device, rows, target_s=target_s).step_time
+        true = device.seconds(16) / device.seconds(1)
+        assert costs.ratio(16, 1) == pytest.approx(true, rel=0.15)
+        assert best_length(1, [(15, 0.8)], costs, 128) == expected
+
+
+def test_a_lone_sequence_is_drafted_for_before_a_row_has_a_price() -> None:
+    """Steps of one row do not tell its cost from what every step costs."""
+    costs = paced(FIXED, [1] * 40).step_time
+    assert best_length(1, [(8, 0.8)], costs, 128) > 0
+    slower = paced(STEEP, [1, 5] * 10 + [1] * 60).step_time
+    assert best_length(1, [(8, 0.6)], slower, 128) == 0, "it was tried"
+
+
+def test_drafts_that_did_not_pay_are_tried_again_after_many_steps() -> None:
+    pacer = paced(STEEP, [1, 5] * 10)
+    assert best_length(1, [(8, 0.8)], pacer.step_time, 128) == 0
+    for _ in range(3000):
+        pacer.record(num_decode_rows=1, num_prefill_tokens=0, step_s=STEEP.seconds(1))
+    assert best_length(1, [(8, 0.8)], pacer.step_time, 128) > 0
+
+
+def test_a_machine_that_slows_down_does_not_make_rows_dear() -> None:
+    pacer = paced(FIXED, [1, 9] * 10)
+    before = pacer.step_time.ratio(9, 1)
+    for _ in range(40):
+        pacer.record(num_decode_rows=1, num_prefill_tokens=0, step_s=1.5 * FIXED.seconds(1))
+    assert pacer.step_time.ratio(9, 1) == pytest.approx(before, rel=0.2)
 
 
 def test_acceptance_follows_what_comes_and_the_next_sequence_begins_there() -> None:
@@ -106,9 +141,7 @@ def test_a_sequence_that_never_repeats_as_foreseen_is_left_alone() -> None:
     """The same pair is followed by something else each time: soon nothing is run; and proposals
     that are not run still count, so that it is noticed when they come true."""
     speculator = LookupSpeculator()
-    for _ in range(5):
-        speculator.record_step(1, 0.010)
-        speculator.record_step(9, 0.030)
+    speculator.weigh_by(paced(Device(0.0075, 0.0025), [1, 9] * 10).step_time)
     sequence = sequence_of("a", [1, 2])
     num_drafts = []
     for step in range(60):

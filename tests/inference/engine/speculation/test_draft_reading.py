@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
 import pytest
 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.scheduling.sequence import Sequence
+from inference.engine.scheduling.step_time import UNTRIED_ROW_SHARE, untried_step_time
 from inference.engine.speculation import draft_model
 from inference.engine.speculation.draft_costs import UNTRIED_DRAFT, DraftCosts
 from inference.engine.speculation.draft_model import DraftModelSpeculator, DraftRow
-from inference.engine.speculation.step_costs import UNTRIED_ROW
 from tests.inference.engine.speculation.test_draft_length import sequence_of
 
 SIZE = 8
@@ -26,12 +27,14 @@ class CountingUp:
     def __init__(self) -> None:
         self.filled: list[tuple[int, int]] = []
         self.starts: list[int] = []
+        self.on_draft: Callable[[], None] = lambda: None
 
     def fill(self, sequence: Sequence, start: int, end: int) -> None:
         assert end <= len(sequence.block_ids) * SIZE
         self.filled.append((start, end))
 
     def draft(self, rows: Ordered[DraftRow]) -> list[list[int]]:
+        self.on_draft()
         for row in rows:
             num_tokens = len(row.sequence.token_ids)
             assert num_tokens + row.length <= len(row.sequence.block_ids) * SIZE
@@ -145,8 +148,10 @@ def test_without_a_free_block_there_are_shorter_drafts_or_none() -> None:
 
 def test_where_drafts_do_not_pay_some_are_tried_now_and_then() -> None:
     bench = Bench(20, num_blocks=64)
+    steps = untried_step_time()
     for num_rows in (1, 2, 3, 4, 5):
-        bench.speculator.record_step(num_rows, 0.010 * num_rows)
+        steps.record(num_rows, 0, 0.010 * num_rows)
+    bench.speculator.weigh_by(steps)
     for _ in range(40):
         bench.speculator._acceptance.record(draft_model.OF_A_MODEL, [1], [2])
     drafts = [bench.step(came=[1]) for _ in range(draft_model.PROBE_STEPS + 2)]
@@ -155,11 +160,19 @@ def test_where_drafts_do_not_pay_some_are_tried_now_and_then() -> None:
 
 
 def test_costs_count_each_token_of_the_longest_draft() -> None:
-    costs = DraftCosts()
-    assert costs.ratio(3, 1) == pytest.approx(
-        (1 + 3 * UNTRIED_ROW) / (1 + UNTRIED_ROW) + 2 * UNTRIED_DRAFT
-    )
-    for num_rows, step_s in ((1, 0.010), (3, 0.012)):
-        costs.record_step(num_rows, step_s)
-    costs.record_draft(1, 0.002)
-    assert costs.ratio(3, 1) == pytest.approx(1.2 + 2 * 0.2)
+    costs = DraftCosts(untried_step_time())
+    assert costs.ratio(3, 1) == pytest.approx(1 + 2 * UNTRIED_ROW_SHARE + 2 * UNTRIED_DRAFT)
+    for _ in range(10):
+        costs.steps.record(1, 0, 0.010)
+        costs.steps.record(3, 0, 0.012)
+        costs.record_draft(1, 0.002)
+    assert costs.ratio(3, 1) == pytest.approx(1.2 + 2 * 0.2, rel=0.05)
+
+
+def test_what_drafting_took_is_no_part_of_a_step() -> None:
+    """A step that verifies drafts would else look as slow as both models together."""
+    bench = Bench(20)
+    bench.drafter.on_draft = lambda: setattr(bench, "now_s", bench.now_s + 0.5)
+    assert bench.step()
+    assert bench.speculator.take_drafting_s() == 0.5
+    assert bench.speculator.take_drafting_s() == 0.0

@@ -6,23 +6,16 @@ from typing import Any
 
 import pytest
 
-from inference.engine.speculation.speculator import LookupSpeculator
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.speculation.free_rows import LookupOnFreeRows
 from tests.inference.engine.speculation.test_same_answers import engine_for, prompt_of
 
 NUM_TOKENS = 40
 
 
-class Free(LookupSpeculator):
-    """On a device on which rows cost nothing."""
-
-    def record_step(self, num_rows: int, step_s: float) -> None:
-        super().record_step(num_rows, 1.0)
-
-
 def answer(llama: Any, prediction: list[int], **params: Any) -> list[SequenceStep]:
-    engine = engine_for(llama, Free())
+    engine = engine_for(llama, LookupOnFreeRows())
     own = SamplingParams(**({"max_tokens": NUM_TOKENS, "temperature": 0.0} | params))
     prompt = prompt_of("an edit")
     engine.submit(

@@ -14,7 +14,7 @@ from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.sampling.sampler import Sampler, UnreadTokens
 from inference.engine.scheduling.limits import SchedulerLimits
-from inference.engine.speculation.speculator import LookupSpeculator, Speculator
+from inference.engine.speculation.speculator import Speculator
 from inference.models.batch import Batch
 from inference.protocol.engine import (
     CancelSequence,
@@ -24,6 +24,7 @@ from inference.protocol.engine import (
     SubmitSequence,
 )
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit, TokenLogprob
+from tests.inference.engine.speculation.free_rows import LookupOnFreeRows
 from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
 
 END_ID, THINK_ID, END_THINK_ID = 96, 97, 98
@@ -198,10 +199,6 @@ def test_choices_of_one_request(llama: Any) -> None:
 def test_looked_up_in_the_text(llama: Any) -> None:
     """As in production, but for a device on which rows cost nothing."""
 
-    class Free(LookupSpeculator):
-        def record_step(self, num_rows: int, step_s: float) -> None:
-            super().record_step(num_rows, 1.0)
-
     def answers(speculator: Speculator | None) -> tuple[dict[str, Answer], Engine]:
         engine = engine_for(llama, speculator)
         few_words = dict.fromkeys((5, 6, 7), 100.0)
@@ -212,7 +209,7 @@ def test_looked_up_in_the_text(llama: Any) -> None:
         return answers_of(engine), engine
 
     expected, _ = answers(None)
-    found, engine = answers(Free())
+    found, engine = answers(LookupOnFreeRows())
     check_same(found, expected)
     assert engine.stats().num_accepted_drafts > 0
 
