@@ -55,7 +55,7 @@ def test_a_step_holds_so_many_rows() -> None:
 
 
 class Device:
-    """Takes ``fixed_s`` for a step, ``row_s`` for each row and ``token_s`` for each prompt token."""
+    """A step takes ``fixed_s``, ``row_s`` for each row and ``token_s`` for each prompt token."""
 
     def __init__(self, fixed_s: float, row_s: float) -> None:
         self.fixed_s, self.row_s, self.token_s = fixed_s, row_s, 0.0004
