@@ -20,10 +20,10 @@ MEMORY_STEPS = 256
 GAIN = 0.25
 """How far one step moves the seats: one slow step is noise, five are news."""
 UNIFORM = 0.06
-"""Chunks whose sizes vary by less, in parts of their mean, do not tell a token's cost from that of
-a step with prompts."""
+"""Chunks whose sizes vary by less, in parts of their mean, do not separate a token's cost from that
+of a step with prompts."""
 PROBE = 1.3
-"""How much longer a chunk is that is to tell them apart: one in some ten."""
+"""How much longer a chunk is that is to separate them: one in some ten."""
 UNTRIED_TARGET_S = 0.1
 """What a first guess of a step's time begins from where no target is set."""
 MOST_TARGETS = 5
@@ -35,7 +35,7 @@ class StepPacer:
     evicted: fewer seats only keep new ones waiting.
 
     ``target_s`` ``None``: always ``max_seats`` and ``max_prefill_tokens``. Either way ``step_time``
-    is fitted to what is recorded here, and others may read it.
+    is fitted to the steps recorded here, and others may read it.
     """
 
     def __init__(self, max_seats: int, max_prefill_tokens: int, target_s: float | None) -> None:
@@ -82,7 +82,7 @@ class StepPacer:
         self._num_steps_that_fit = 0
 
     def record(self, *, num_decode_rows: int, num_prefill_tokens: int, step_s: float) -> None:
-        """Small remainders of prompts say little of speed and are passed over."""
+        """Small remainders of prompts reveal little of speed and are skipped."""
         if num_prefill_tokens:
             self._record_fit()
         if step_s <= 0 or 0 < num_prefill_tokens < SMALLEST_CHUNK:
