@@ -33,8 +33,8 @@ UNTRIED_ROW_SHARE = 0.04
 """A row's part of a step of one row, before steps of several sizes have been timed: a few rows
 share the weights that are read for them."""
 DIFFERENT = 0.2
-"""Decode steps whose rows vary by less, in parts of their mean, do not separate a row's cost from that
-of the step."""
+"""Decode steps whose rows vary by less, in parts of their mean, do not separate a row's cost from
+that of the step."""
 FORGETTING = 0.001
 """How far ``UNTRIED_ROW_SHARE`` is approached with each decode step among steps of one size, so
 that drafts that did not pay long ago are tried again."""
