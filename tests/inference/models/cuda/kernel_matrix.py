@@ -3,10 +3,10 @@ family of models can ask for, to machine code of one architecture or, of each ke
 combinations for every architecture.
 
     python -m tests.inference.models.cuda.kernel_matrix 80
-    python -m tests.inference.models.cuda.kernel_matrix 80 61
+    python -m tests.inference.models.cuda.kernel_matrix 80 131
     python -m tests.inference.models.cuda.kernel_matrix diagonal
 
-The second form compiles one in 61 combinations of attention, others for each architecture.
+The second form compiles one in 131 combinations of attention, others for each architecture.
 Prints a line for each combination: its words, and the bytes of shared memory that it takes.
 Ends with 1, naming each, where any does not compile or fits the card in none of the tunings that a
 load tries: it would take a slower path there.

@@ -18,11 +18,11 @@ MOST_PER_WEIGHT = 8.5
 """Instructions of a lane: 6 to 8 as written. Were layouts converted on the way, or scales and codes
 read one by one, it would be 15 to 40, and memory would wait for them."""
 
-STRIDE = int(os.environ.get("HELEXA_KERNEL_STRIDE", "61"))
+STRIDE = int(os.environ.get("HELEXA_KERNEL_STRIDE", "131"))
 """One combination in so many is compiled, others for each architecture. A prime number, so that
 every value of each axis is among them or the default suite's few. 1 compiles all 2,504: some two
 hours of a core."""
-EXPERT_STRIDE = min(STRIDE, 11)
+EXPERT_STRIDE = min(STRIDE, 23)
 
 
 def run_program(module: str, *arguments: str, cache: Path) -> list[str]:
