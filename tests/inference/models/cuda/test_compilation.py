@@ -78,7 +78,7 @@ def test_attention_and_rotation_compile_for_what_families_ask(
     would take torch's operators there."""
     cases = list(kernel_matrix.some_cases(architecture, STRIDE))
     lines = run_program("kernel_matrix", str(architecture), str(STRIDE), cache=model_cache_dir)
-    assert len(lines) == len(cases) > 20
+    assert len(lines) == len(cases) > 5
 
 
 @pytest.mark.slow
