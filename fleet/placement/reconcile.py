@@ -41,6 +41,7 @@ QUEUE_LONG_S = 10.0
 """A queue that has been long for this long calls for another replica."""
 LONG_QUEUE = 4
 """Requests that wait at each of a model's replicas."""
+SERVES_SOON = {ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOVERING}
 NOBODY_WAITS = Waiting(num_requests=0, oldest_s=0.0)
 MOVE_IDLE_S = 2.0
 """A replica that nobody must have leaves a draining neuron when it is idle for so long."""
@@ -123,8 +124,8 @@ class _Tick:
         if held is not None and (model, neuron_name) in self._jobs.evicting:
             return False  # it has not left yet
         if held is not None:
-            ready = [one for one in replicas if one.status is ReplicaStatus.READY]
-            is_alone = len(ready) <= assignment_of(entry).max_replicas
+            there = {one.neuron for one in replicas if one.status in SERVES_SOON}
+            is_alone = len(there | self._pending[model]) <= assignment_of(entry).max_replicas
             return held.status in REPLACEABLE or (held.status is ReplicaStatus.READY and is_alone)
         if neuron_name in self._pending[model] or not self._may_begin(model):
             return False

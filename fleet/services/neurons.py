@@ -91,13 +91,22 @@ def models_to_restore() -> dict[str, tuple[str, ...]]:
 
 
 def _models_to_restore(neuron_name: str) -> list[str]:
-    """What is loaded there now, and what is still missing there since the last drain."""
+    """Returns the models loaded there now, without those that stand in for another neuron, and
+    those still missing there since the last drain."""
     loaded = Replica.objects.filter(neuron__name=neuron_name, status__in=RESTORED_STATUSES)
+    loaded = loaded.exclude(model_name__in=_at_home_elsewhere(neuron_name))
     by_use = loaded.order_by(F("last_used_at").desc(nulls_last=True), "model_name")
     names = list(by_use.values_list("model_name", flat=True))
     wish = NeuronWish.objects.filter(neuron_name=neuron_name).first()
     missing = [] if wish is None else wish.models_before_drain
     return [*names, *(name for name in missing if name not in names)]
+
+
+def _at_home_elsewhere(neuron_name: str) -> set[str]:
+    """Returns the models about to be loaded again on other neurons that are online."""
+    online = Neuron.objects.filter(status=NeuronStatus.ONLINE).exclude(name=neuron_name)
+    homes = {*online.values_list("name", flat=True)}
+    return {one for name, models in models_to_restore().items() if name in homes for one in models}
 
 
 def neuron_admit(*, actor: Actor, neuron_name: str) -> NeuronWish:

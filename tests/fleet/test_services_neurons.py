@@ -131,6 +131,22 @@ def test_a_drain_that_interrupts_a_restoration_keeps_what_is_missing(beat, build
     assert NeuronWish.objects.get().models_before_drain == ["older", "old"], "it drains again"
 
 
+def test_a_drain_does_not_keep_what_stands_in_for_another_neuron(beat, build, redis_db) -> None:
+    beat("beast", replicas=[build.replica(model="guest")])
+    beat("benjy", replicas=[build.replica(model="own")])
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    benjys = NeuronWish.objects.filter(neuron_name="benjy")
+    guest = build.replica(model="guest", status=ReplicaStatus.LOADING)
+    beat("benjy", replicas=[build.replica(model="own"), guest])
+    services.neuron_drain(actor=COMMAND, neuron_name="benjy")
+    assert benjys.get().models_before_drain == ["guest", "own"], "beast may stay away for long"
+    services.neuron_resume(actor=COMMAND, neuron_name="benjy")
+    services.neuron_models_restored(neuron_name="benjy", model_names=["guest", "own"])
+    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    services.neuron_drain(actor=COMMAND, neuron_name="benjy")
+    assert benjys.get().models_before_drain == ["own"]
+
+
 def test_a_host_that_is_away_is_known_with_its_devices(beat, redis_db) -> None:
     beat("beast")
     services.neuron_drain(actor=COMMAND, neuron_name="beast")

@@ -318,6 +318,12 @@ RESTORED = {
         [load("a")],
         {},
     ),
+    "one that still loads is waited for, and then leaves": (
+        {"a": ("tiny",)},
+        [host("a", replica("tiny")), host("b", replica("tiny", LOADING, on="b"))],
+        [],
+        {},
+    ),
     "and leaves at once, though it is in use": (
         {"a": ("tiny",)},
         [host("a", replica("tiny", status_age_s=0.5)), host("b", busy("tiny", on="b"))],
