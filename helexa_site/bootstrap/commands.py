@@ -25,7 +25,13 @@ from helexa_site.bootstrap.console import complain, say, say_line
 from helexa_site.bootstrap.environment import default_data_dir, ensure_environment
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
-from helexa_site.bootstrap.offline_help import HELP_FLAGS, asks_for_help, offline_help
+from helexa_site.bootstrap.offline_help import (
+    HELP_FLAGS,
+    asks_for_help,
+    offline_help,
+    unknown_word,
+)
+from helexa_site.exit_codes import ExitCode
 from helexa_site.program import Installation, installation, neuron_program, program
 from inference.build import this_build, version_object
 from inference.descriptors import raise_descriptor_limit
@@ -218,6 +224,9 @@ def _django(arguments: list[str]) -> int:
         # Not by say_line, which keeps what it prints on one line.
         sys.stdout.write(OVERVIEW.format(program=program()) + "\n")
         sys.stdout.flush()
+    if not asks_for_help(arguments) and (unknown := unknown_word(arguments)):
+        complain(unknown)
+        return ExitCode.USAGE
     if importlib.util.find_spec("django") is None:
         if asks_for_help(arguments):
             sys.stdout.write(offline_help(arguments))

@@ -1,10 +1,12 @@
-"""Help for commands before anything is installed, from docs/operating/commands.md.
+"""Help for commands, and refusals of unknown ones, before anything is installed.
 
-Django's commands import what the environment brings. Standard library only.
+Both are read from docs/operating/commands.md, because Django's commands import what the environment
+brings. Standard library only.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 
@@ -12,6 +14,46 @@ from helexa_site.program import REPOSITORY_DIR, program
 
 PAGE = REPOSITORY_DIR / "docs" / "operating" / "commands.md"
 HELP_FLAGS = {"--help", "-h"}
+BROUGHT_COMMANDS = frozenset(
+    {
+        "changepassword",
+        "check",
+        "clearsessions",
+        "collectstatic",
+        "compilemessages",
+        "createcachetable",
+        "createsuperuser",
+        "dbshell",
+        "diffsettings",
+        "dumpdata",
+        "findstatic",
+        "flush",
+        "generateschema",
+        "inspectdb",
+        "loaddata",
+        "makemessages",
+        "makemigrations",
+        "migrate",
+        "optimizemigration",
+        "remove_stale_contenttypes",
+        "runserver",
+        "runworker",
+        "sendtestemail",
+        "shell",
+        "showmigrations",
+        "spectacular",
+        "sqlflush",
+        "sqlmigrate",
+        "sqlsequencereset",
+        "squashmigrations",
+        "startapp",
+        "startproject",
+        "testserver",
+    }
+)
+"""The commands of Django and of packages, which the page leaves out."""
+OWN_COMMANDS = frozenset({"serve", "neuron", "test", "doctor", "environment", "version"})
+"""Those that run before Django does."""
 BLOCK = re.compile(
     r"^### (?P<words>[^\n]+)\n\n<!-- not run: a listing -->\n```text\n(?P<text>.*?)```$",
     re.MULTILINE | re.DOTALL,
@@ -36,6 +78,29 @@ def offline_help(arguments: list[str], page: Path = PAGE) -> str:
             f"the environment is there: {program()} environment gateway\n"
         )
     return "\n".join(found)
+
+
+def unknown_word(arguments: list[str], page: Path = PAGE) -> str | None:
+    """A sentence about the first of ``arguments`` that is no command, or no subcommand of the one
+    before it. None where both are known, and where the docs are not installed."""
+    blocks = [name.split() for name in _blocks(page)]
+    if not blocks or arguments[0].startswith("-"):
+        return None
+    name, *rest = arguments
+    commands = {words[0] for words in blocks} | BROUGHT_COMMANDS | OWN_COMMANDS
+    if name not in commands:
+        return _no_command(name, commands, f"{program()} help lists them")
+    subcommands = {words[1] for words in blocks if words[0] == name and len(words) > 1}
+    if not subcommands or not rest or rest[0].startswith("-") or rest[0] in subcommands:
+        return None
+    return _no_command(f"{name} {rest[0]}", {f"{name} {word}" for word in subcommands})
+
+
+def _no_command(words: str, known: set[str], otherwise: str = "") -> str:
+    near = difflib.get_close_matches(words, sorted(known), n=1)
+    listed = otherwise or f"known are {', '.join(sorted(known))}"
+    hint = f"did you mean {near[0]}?" if near else listed
+    return f"there is no command {words}; {hint}"
 
 
 def _of_words(words: list[str], blocks: dict[str, str]) -> list[str]:

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from django.core.management import get_commands
 
 from helexa_site.bootstrap import commands
-from helexa_site.bootstrap.offline_help import offline_help
+from helexa_site.bootstrap.offline_help import BROUGHT_COMMANDS, offline_help, unknown_word
+from helexa_site.exit_codes import ExitCode
 from helexa_site.reference import commands_page
 
 
@@ -42,6 +44,7 @@ def test_the_help_of_a_command(words: str, shown: str, not_shown: str) -> None:
 
 def test_without_the_docs_there_is_a_usage_line(tmp_path: Path) -> None:
     assert "usage: manage.py COMMAND" in offline_help(["models", "--help"], tmp_path / "none.md")
+    assert unknown_word(["nosuch"], tmp_path / "none.md") is None
 
 
 @pytest.mark.parametrize("words", [["models", "--help"], ["--help"], ["test", "--help"]])
@@ -55,6 +58,44 @@ def test_help_builds_nothing(
     monkeypatch.setattr(commands.importlib.util, "find_spec", lambda _name: None)
     assert commands.run(words) == 0
     assert "usage: manage.py" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("nosuch", "there is no command nosuch; manage.py help lists them"),
+        ("model list", "there is no command model; did you mean models?"),
+        ("models cahnge tiny", "there is no command models cahnge; did you mean models change?"),
+        ("jobs zzz", "there is no command jobs zzz; known are jobs cancel, jobs list, jobs show"),
+    ],
+)
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_an_unknown_word_builds_nothing(
+    words: str,
+    told: str,
+    is_installed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(commands, "ensure_environment", lambda name: pytest.fail(name))
+    if not is_installed:
+        monkeypatch.setattr(commands.importlib.util, "find_spec", lambda _name: None)
+    assert commands.run(words.split()) == ExitCode.USAGE
+    assert capsys.readouterr().err == f"helexa: {told}\n"
+
+
+def test_every_command_that_there_is_is_known() -> None:
+    unknown = {name: unknown_word([name]) for name in get_commands()}
+    assert {name for name, sentence in unknown.items() if sentence} == set()
+    assert get_commands().keys() >= BROUGHT_COMMANDS
+    words = (
+        words.split()
+        for name, parser in commands_page.parsers()
+        for words, _ in commands_page.leaves(name, parser)
+    )
+    assert [unknown_word(one) for one in words if unknown_word(one)] == []
+    assert unknown_word(["models", "--json"]) is None
+    assert unknown_word(["--pythonpath", "x"]) is None
 
 
 def test_a_python_without_packages_has_it() -> None:
