@@ -97,6 +97,7 @@ MEMBERS = Noun(
     ),
     filters=("account", "user", "role"),
     id_help="ACCOUNT/USER",
+    id_pattern="[^/]+/.+",
 )
 KEYS = Noun(
     path="keys",
@@ -144,6 +145,8 @@ BUDGETS = Noun(
     path="budgets",
     word="budget",
     id_field="id",
+    id_help="a number, as budgets list has it",
+    id_pattern="[0-9]+",
     fields=(
         Field(
             name="account",

@@ -6,6 +6,7 @@ Noun ─▶ flags ─▶ JSON body ─▶ Backend ─▶ the view of that noun �
 from __future__ import annotations
 
 import json
+import re
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,11 @@ def rows_text(columns: Columns, rows: Iterable[Row]) -> str:
 
 
 def row_path(noun: Noun, row_id: object) -> str:
+    """Raises ``CommandError`` for what no row can be named."""
+    if not re.fullmatch(noun.id_pattern, str(row_id)):
+        hint = f": give its {noun.id_field}, {noun.id_help}" if noun.id_help else ""
+        reason = f"There is no {noun.word} {str(row_id)!r}{hint}"
+        raise CommandError(reason, returncode=ExitCode.NOT_FOUND)
     return f"{noun.path}/{quote(str(row_id), safe='')}"
 
 

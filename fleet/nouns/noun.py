@@ -25,6 +25,8 @@ class Noun:
     filters: tuple[str, ...] = ()
     """Query parameters of the list, which are the flags of its command."""
     id_help: str = ""
+    id_pattern: str = ".+"
+    """What its ids match. No URL has another one."""
     id_of_word: Callable[[str], str] = str
     """The id in what somebody typed."""
 

@@ -7,6 +7,8 @@ from fleet.live.wishes import AdmissionPolicy
 from fleet.nouns.field import Field
 from fleet.nouns.noun import Noun
 
+UUID_PATTERN = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+
 ALIASES = Noun(
     path="aliases",
     word="alias",
@@ -74,6 +76,8 @@ JOBS = Noun(
     word="job",
     id_field="id",
     fields=(),
+    id_help="as jobs list has it",
+    id_pattern=UUID_PATTERN,
     filters=("kind", "status", "model", "neuron"),
 )
 DOWNLOADS = Noun(
@@ -81,6 +85,8 @@ DOWNLOADS = Noun(
     word="download",
     id_field="id",
     fields=(),
+    id_help="as downloads list has it",
+    id_pattern=UUID_PATTERN,
     filters=("kind", "status", "source", "neuron"),
 )
 SETTINGS = Noun(path="settings", word="setting", id_field="name", fields=())

@@ -349,7 +349,18 @@ class TestUsage:
         assert "invalid choice" in refused("usage", "--by=week")
 
 
-def test_a_name_that_no_url_has_is_not_found() -> None:
-    with pytest.raises(CommandError, match="nothing at this URL") as refused:
-        call_command("budgets", "show", "no-such-thing")
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("budgets show tight", "There is no budget 'tight': give its id, a number"),
+        ("budgets remove tight", "There is no budget 'tight': give its id, a number"),
+        ("jobs cancel 7", "There is no job '7': give its id, as jobs list has it"),
+        ("downloads show x", "There is no download 'x': give its id, as downloads list has it"),
+        ("members show ada", "There is no member 'ada': give its id, ACCOUNT/USER"),
+    ],
+)
+def test_an_id_that_no_row_can_have_is_not_found(words: str, reason: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        call_command(*words.split())
+    assert str(refused.value).startswith(reason)
     assert refused.value.returncode == ExitCode.NOT_FOUND
