@@ -61,7 +61,7 @@ def wait_for_gateway(
 
 def wait_for_answer(url: str, entry: CatalogueEntry, ensure_wanted: EnsureWanted) -> None:
     """Return once the default model answers a question, or is known to have to wait for a host that
-    is away; show how its load goes meanwhile. ``entry`` is the model's.
+    is away or not upgraded yet; show how its load goes meanwhile. ``entry`` is the model's.
 
     A load that fails is said; the wait goes on, because the operator can mend and retry it.
     """
@@ -71,28 +71,28 @@ def wait_for_answer(url: str, entry: CatalogueEntry, ensure_wanted: EnsureWanted
     def is_settled() -> bool:
         snapshot = live.read_snapshot_sync(live.redis_client())
         view.update(snapshot.replicas_of(entry.name))
-        if view.is_ready:
-            return bool(_ask(url))
-        return absence.is_lasting(snapshot, time.monotonic())
+        if absence.is_lasting(snapshot, time.monotonic()):
+            return True
+        return view.is_ready and not absence.reason and bool(_ask(url))
 
     _poll(is_settled, ensure_wanted, "model", "no answer yet")
-    say("model", absence.reason if not view.is_ready else f"{entry.name} answers")
+    say("model", absence.reason or f"{entry.name} answers")
 
 
 class HostAbsence:
-    """Whether a model waits for a host that is away, and for how long it has. Hosts join again a
-    few seconds after this machine's Redis has started."""
+    """Whether a model waits for a host that is away or not upgraded yet, and for how long it has.
+    Hosts join again a few seconds after this machine's Redis has started."""
 
     def __init__(self, entry: CatalogueEntry) -> None:
         self._entry = entry
         self._since_s: float | None = None
         self.reason = ""
-        """Why nothing loads it now, in words."""
+        """Why no host serves or loads it now, in words; empty where one does."""
 
     def is_lasting(self, snapshot: FleetSnapshot, now_s: float) -> bool:
         decision = place(self._entry, snapshot)
         if not isinstance(decision, Reject) or decision.code not in WAITS_FOR_A_HOST:
-            self._since_s = None
+            self._since_s, self.reason = None, ""
             return False
         self.reason = decision.message
         if self._since_s is None:

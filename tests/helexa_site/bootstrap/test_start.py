@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 
@@ -17,7 +18,7 @@ from helexa_site.bootstrap.readiness import EnsureWanted
 from helexa_site.bootstrap.start import wait_for_default_model
 from helexa_site.bootstrap.supervisor import StoppingError
 from helexa_site.instance import instance_id
-from inference.protocol.heartbeat import encode_heartbeat
+from inference.protocol.heartbeat import PROTOCOL, encode_heartbeat
 from inference.protocol.keys import NEURON_WISHES, heartbeat_key
 from metering.actor import COMMAND
 from tests.answering_server import answering
@@ -125,6 +126,22 @@ def test_a_host_that_stays_away_does_not_hold_up_the_start(
     entry = services.default_model_ensure(actor=COMMAND).entry()
     readiness.wait_for_answer("http://127.0.0.1:1", entry, never_again(100))
     assert "can only be loaded on invited, which has been away" in capsys.readouterr().out
+
+
+def test_a_host_that_is_not_upgraded_does_not_hold_up_the_start(
+    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its replica is ready, and gateways send it nothing."""
+    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
+    monkeypatch.setattr(readiness, "HOSTS_JOIN_S", 0.2)
+    services.neuron_expect(actor=COMMAND, neuron_name="invited")
+    beat = ordered(heartbeat("invited", replicas=[replica(model=readiness.DEFAULT_MODEL)]))
+    old = msgspec.structs.replace(beat, protocol=PROTOCOL - 1)
+    redis_db.set(heartbeat_key("invited"), encode_heartbeat(old))
+    entry = services.default_model_ensure(actor=COMMAND).entry()
+    readiness.wait_for_answer("http://127.0.0.1:1", entry, never_again(100))
+    assert "answers" not in (shown := capsys.readouterr().out)
+    assert "invited" in shown, shown
 
 
 def never_again(num_times: int) -> EnsureWanted:
