@@ -14,6 +14,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from fleet.management.backend import NO_ANSWER, refusal_of
+from helexa_site.exit_codes import ExitCode, exit_code
 from helexa_site.program import program
 
 TIMEOUT_S = 660.0
@@ -97,10 +98,11 @@ class ChatClient:
         try:
             return urllib.request.urlopen(request, timeout=TIMEOUT_S)
         except urllib.error.HTTPError as error:
-            raise CommandError(refusal_of(error)) from error
+            raise CommandError(refusal_of(error), returncode=exit_code(error.code)) from error
         except NO_ANSWER as error:
             raise CommandError(
-                f"{self._url} does not answer ({error}): is {program()} serve running?"
+                f"{self._url} does not answer ({error}): is {program()} serve running?",
+                returncode=ExitCode.UNAVAILABLE,
             ) from error
 
     def _events(self, lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
@@ -110,4 +112,7 @@ class ChatClient:
                 if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
                     yield json.loads(line[6:])
         except NO_ANSWER as error:
-            raise CommandError(f"The answer broke off: {self._url} went away ({error})") from error
+            raise CommandError(
+                f"The answer broke off: {self._url} went away ({error})",
+                returncode=ExitCode.UNAVAILABLE,
+            ) from error

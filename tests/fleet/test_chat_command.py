@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from email.message import Message
 from http.client import IncompleteRead
 from io import BytesIO, StringIO
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from fleet.management.chat_client import Answer, ChatClient
+from helexa_site.exit_codes import ExitCode
 
 URL = "http://fleet.example:31313"
 
@@ -129,8 +131,26 @@ def test_models_that_only_read_are_not_talked_to(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_chats_refusal_is_one_line() -> None:
-    with pytest.raises(CommandError, match="serve running"):
+    with pytest.raises(CommandError, match="serve running") as refused:
         call_command("chat", "--url", "http://127.0.0.1:1")
+    assert refused.value.returncode == ExitCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(404, ExitCode.NOT_FOUND), (401, ExitCode.DENIED), (503, ExitCode.UNAVAILABLE)],
+)
+def test_the_exit_code_of_a_refusal_is_that_of_other_commands(
+    monkeypatch: pytest.MonkeyPatch, status: int, code: ExitCode
+) -> None:
+    def refuse(request: urllib.request.Request, **_options: Any) -> None:
+        body = BytesIO(b'{"error": {"message": "No."}}')
+        raise urllib.error.HTTPError(request.full_url, status, "No", Message(), body)
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    with pytest.raises(CommandError, match="No") as refused:
+        ChatClient(URL, None).model_to_ask()
+    assert refused.value.returncode == code
 
 
 def test_a_page_that_is_no_api_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
