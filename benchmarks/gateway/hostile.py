@@ -1,8 +1,9 @@
-"""scripts/bench-hostile: how much slower honest answers are while an invited host attacks.
+"""scripts/bench-hostile: what an attack of an invited host costs the others.
 
 A gateway, a control, an honest neuron without a model and a hostile one, each on a real Redis. Of
-each attack: honest clients in a closed loop without it, then while it is repeated. An answer of
-theirs that is not 200 and whole ends the run.
+each attack: honest clients in a closed loop without it, then while it is repeated; how much memory
+the gateway, the control and Redis gain, and the gateway's CPU time a request. An answer of theirs
+that is not 200 and whole ends the run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.gateway.growth import MAX_GROWTH_BYTES, MemoryGrowth
 from benchmarks.gateway.hostile_host import ATTACKS, EVIL, LURE, Evil, heartbeat, is_lured
 from benchmarks.gateway.measure import Cell, Reading, measure
 from benchmarks.gateway.processes import HOST, ProcessFailedError, RunningProcess
@@ -56,6 +58,8 @@ class Beside:
 
     quiet: Reading
     attacked: Reading
+    grown: dict[str, int]
+    """The most bytes that each process gained."""
 
     @property
     def growth_ms(self) -> float:
@@ -69,17 +73,26 @@ def main() -> None:
     try:
         with stage(StageOptions()) as there:
             gateway = there.start_gateway("daphne")
-            there.start_control()
+            control = there.start_control()
+            resident = {
+                "gateway": gateway.resident_bytes,
+                "control": control.resident_bytes,
+                "redis": there.redis_process.resident_bytes,
+            }
             for name in options.attacks:
                 console.print(name)
-                results[name] = _beside(there, gateway, name, options)
+                results[name] = _beside(there, gateway, name, options, resident)
     except ProcessFailedError as error:
         sys.exit(f"scripts/bench-hostile: {error}")
     _print(results)
 
 
 def _beside(
-    there: Stage, gateway: RunningProcess, name: str, options: argparse.Namespace
+    there: Stage,
+    gateway: RunningProcess,
+    name: str,
+    options: argparse.Namespace,
+    resident: dict[str, Callable[[], int]],
 ) -> Beside:
     def ask() -> Reading:
         return measure(
@@ -93,8 +106,10 @@ def _beside(
         )
 
     quiet = ask()
-    with _attacking(there, gateway, name):
-        return Beside(quiet, ask())
+    growth = MemoryGrowth(resident)
+    with growth.peaks() as grown, _attacking(there, gateway, name):
+        attacked = ask()
+    return Beside(quiet, attacked, grown)
 
 
 @contextmanager
@@ -110,9 +125,10 @@ def _attacking(there: Stage, gateway: RunningProcess, name: str) -> Iterator[Non
     ended = threading.Event()
 
     def attack() -> None:
-        with suppress(redis.RedisError):  # it is cut off
+        with suppress(redis.AuthenticationError):  # it is cut off
             while not ended.wait(PAUSE_S):
-                ATTACKS[name](evil)
+                with suppress(redis.ConnectionError):  # Redis has closed it
+                    ATTACKS[name](evil)
 
     attacker = threading.Thread(target=attack, daemon=True)
     attacker.start()
@@ -147,7 +163,10 @@ def _ask_the_lure(there: Stage, gateway: RunningProcess) -> None:
 
 
 def _print(results: dict[str, Beside]) -> None:
-    table = Table("attack", "answers", "p99 without", "p99 beside it", "grew by", "")
+    table = Table("attack", "answers", "p99 without", "beside it", "grew by", "CPU a request")
+    for process in ("gateway", "control", "redis"):
+        table.add_column(f"{process} +MB")
+    table.add_column("")
     for name, one in results.items():
         table.add_row(
             name,
@@ -155,9 +174,17 @@ def _print(results: dict[str, Beside]) -> None:
             f"{one.quiet.p99_ms:.0f} ms",
             f"{one.attacked.p99_ms:.0f} ms",
             f"{one.growth_ms:+.0f} ms",
-            "" if one.growth_ms <= MAX_GROWTH_MS else f"over {MAX_GROWTH_MS:.0f} ms",
+            f"{one.quiet.cpu_ms_per_request:.1f} / {one.attacked.cpu_ms_per_request:.1f} ms",
+            *(f"{grown / 1e6:.0f}" for grown in one.grown.values()),
+            ", ".join(_problems(one)),
         )
     Console().print(table)
+
+
+def _problems(one: Beside) -> list[str]:
+    slow = [f"over {MAX_GROWTH_MS:.0f} ms"] if one.growth_ms > MAX_GROWTH_MS else []
+    large = [name for name, grown in one.grown.items() if grown > MAX_GROWTH_BYTES]
+    return slow + [f"{name} over {MAX_GROWTH_BYTES // 10**6} MB" for name in large]
 
 
 def _parser() -> argparse.ArgumentParser:

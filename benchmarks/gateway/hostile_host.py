@@ -26,13 +26,16 @@ from inference.protocol.heartbeat import (
 )
 from inference.protocol.held import MAX_HELD, HeldRequests, encode_held_requests
 from inference.protocol.usage_reports import UsageReport, encode_usage_report
+from inference.redis_connections import MAX_VALUE_BYTES
 
 EVIL = "evil"
 LURE = "lure"
 """The model that it is asked for, so that a gateway reads its events."""
 MB = 1_000_000
+VALUE_BYTES = MAX_VALUE_BYTES - 1000
+"""About the largest that Redis takes."""
 NUM_UNREAD = 8
-"""Connections whose answers it does not read, and answers of ten megabytes that each asks for."""
+"""Connections whose answers it does not read, and answers of 12 MB that each asks for."""
 
 
 @dataclass(slots=True)
@@ -134,8 +137,13 @@ def trimmed_stream(evil: Evil) -> None:
 
 
 def large_deltas(evil: Evil) -> None:
-    for _ in range(20):
-        evil.xadd(evil.events, b"x" * 10 * MB)
+    for _ in range(50):
+        evil.xadd(evil.events, b"x" * VALUE_BYTES)
+
+
+def large_reports(evil: Evil) -> None:
+    for _ in range(50):
+        evil.xadd(keys.usage_key(EVIL), b"x" * VALUE_BYTES, b"r")
 
 
 def empty_batches(evil: Evil) -> None:
@@ -169,7 +177,8 @@ def foreign_held_ids(evil: Evil) -> None:
 
 
 def unread_answers(evil: Evil) -> None:
-    evil.client.hset(keys.specs_key(EVIL), "a", b"x" * 10 * MB)
+    for name in ("a", "b", "c"):
+        evil.client.hset(keys.specs_key(EVIL), name, b"x" * VALUE_BYTES)
     while len(evil.unread) < NUM_UNREAD:
         evil.unread.append(evil.client.connection_pool.get_connection())
         for _ in range(NUM_UNREAD):
@@ -182,6 +191,7 @@ ATTACKS: dict[str, Attack] = {
     "the largest id": largest_id,
     "its stream trimmed": trimmed_stream,
     "large deltas": large_deltas,
+    "large reports": large_reports,
     "empty batches": empty_batches,
     "junk batches": junk_batches,
     "others' requests": events_of_others,
@@ -191,5 +201,3 @@ ATTACKS: dict[str, Attack] = {
     "unread answers": unread_answers,
     "forged reports": junk_reports,
 }
-FILLS_REDIS = ("large deltas", "a large heartbeat", "unread answers")
-"""Redis holds what these write until the control has looked and cut the host off."""

@@ -58,9 +58,15 @@ class Stage:
     """``authorization`` is the bearer that clients send, empty without a key."""
 
     def __init__(
-        self, processes: Processes, options: StageOptions, env: dict[str, str], authorization: str
+        self,
+        processes: Processes,
+        redis_process: RunningProcess,
+        options: StageOptions,
+        env: dict[str, str],
+        authorization: str,
     ) -> None:
         self.processes = processes
+        self.redis_process = redis_process
         self.options = options
         self.authorization = authorization
         self._env = env
@@ -123,7 +129,7 @@ def stage(options: StageOptions) -> Iterator[Stage]:
                 neuron += ["--step-ms", str(options.step_ms)]
                 neuron += ["--stamped"] if options.stamped else []
                 processes.start("neuron", [sys.executable, *neuron], env)
-                yield Stage(processes, options, env, authorization)
+                yield Stage(processes, redis_process, options, env, authorization)
         finally:
             discard_private_redis(server, root / "redis")
 

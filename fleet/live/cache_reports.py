@@ -17,11 +17,12 @@ from fleet.live.report_bounds import printable, value_problem
 from inference.logs.throttled import ThrottledLog
 from inference.protocol.downloads import CacheReport, decode_cache_report
 from inference.protocol.keys import downloads_key
+from inference.redis_connections import MAX_VALUE_BYTES
 
 logger = logging.getLogger(__name__)
 _log = ThrottledLog(logger, logging.WARNING)
 
-MAX_REPORT_BYTES = 8 * 1024 * 1024
+MAX_REPORT_BYTES = MAX_VALUE_BYTES
 
 
 def read_cache_reports(client: redis.Redis, neurons: Sequence[str]) -> dict[str, CacheReport]:

@@ -19,11 +19,12 @@ from fleet.live.neuron_reads import NeuronValueError, item_pop
 from inference.logs.formatters import one_line
 from inference.protocol.engine_logs import EngineLogAnswer, decode_engine_log
 from inference.protocol.keys import engine_log_key
+from inference.redis_connections import MAX_VALUE_BYTES
 
 ANSWER_TIMEOUT_S = 3.0
 POLL_INTERVAL_S = 0.05
 """An answer is measured before it is read, which a blocking pop would not do."""
-MAX_ANSWER_BYTES = 16 * 1024 * 1024
+MAX_ANSWER_BYTES = MAX_VALUE_BYTES
 DEFAULT_LINES = 100
 
 

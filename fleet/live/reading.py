@@ -37,6 +37,7 @@ from fleet.live.wishes import NO_WISHES, Wishes, decode_wishes
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.waiting import WaitingReport, decode_waiting_report
+from inference.redis_connections import connect_exempt
 
 logger = logging.getLogger(__name__)
 _log = ThrottledLog(logger, logging.WARNING)
@@ -129,6 +130,7 @@ def redis_client() -> redis.Redis:
         settings.CONFIG.redis_url,
         socket_timeout=REDIS_TIMEOUT_S,
         socket_connect_timeout=REDIS_TIMEOUT_S,
+        redis_connect_func=connect_exempt,
     )
 
 

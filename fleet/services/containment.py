@@ -13,7 +13,7 @@ password cannot be shut out of Redis: its faults are logged.
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from django.utils import timezone
 
 from fleet.live import reading as live
 from fleet.models import Invitation
-from fleet.redis_users import USER_PREFIX
+from fleet.redis_users import USER_PREFIX, user_name
 from fleet.services.heartbeats import problem_record
 from fleet.services.invitations import redis_users_apply
 from inference.protocol.keys import (
@@ -46,9 +46,11 @@ MAX_SCANNED_KEYS = 20_000
 """In one look: the rest is looked at when a neuron with too many keys is gone."""
 MAX_UNTAKEN_BYTES = 1024 * 1024 * 1024
 """Frames and images that gateways sent to one neuron and that it has not taken."""
-MAX_CONNECTION_BYTES = 512 * 1024 * 1024
+MAX_CONNECTION_BYTES = 16 * 1024 * 1024
 """Of all connections of one neuron: commands that it has sent in part, and answers of Redis that it
-asked for and does not read."""
+asked for and does not read. An honest one reads and writes 4 MiB at once."""
+MAX_CONNECTIONS = 500
+"""Of one neuron. An honest one has some twenty; Redis has 10,000 for all, unless it is set."""
 EXCESS_FOR_S = 10.0
 """For how long there may be more of both: a burst is no fault of an honest neuron, which takes
 frames within a second and reads images while it prepares their requests."""
@@ -69,6 +71,7 @@ class NeuronKeys:
 def neuron_cut_off(*, actor: Actor, neuron_name: str, reason: str) -> bool:
     """Whether this call shut it out: it was invited, and has not been shut out before."""
     reason = reason[:300]
+    _end_connections(neuron_name)
     with transaction.atomic():
         invited = Invitation.objects.filter(neuron_name=neuron_name, cut_off_at=None)
         if not invited.update(cut_off_at=timezone.now(), cut_off_reason=reason):
@@ -93,11 +96,11 @@ def oversized_neurons_cut_off(*, client: redis.Redis, now_s: float) -> int:
         return 0
     try:
         found = _keys_by_neuron(client, invited)
-        connection_bytes = _connection_bytes(client)
+        connections = _connections(client)
         reasons = {
             name: _excess(client, keys.written)
             or _untaken_excess(name, _num_bytes(client, keys.sent), now_s)
-            or _connection_excess(name, connection_bytes[name], now_s)
+            or _connection_excess(name, connections[name], now_s)
             for name, keys in found.items()
         }
     except (redis.RedisError, OSError) as error:
@@ -148,8 +151,11 @@ def _untaken_excess(name: str, num_bytes: int, now_s: float) -> str:
     )
 
 
-def _connection_excess(name: str, num_bytes: int, now_s: float) -> str:
-    """Why what its connections hold is too much, in words; empty where it is not."""
+def _connection_excess(name: str, sizes: Sequence[int], now_s: float) -> str:
+    """Why its connections are too many or hold too much, in words; empty where they do not."""
+    if len(sizes) > MAX_CONNECTIONS:
+        return f"it has {len(sizes)} connections to Redis, {MAX_CONNECTIONS} at most"
+    num_bytes = sum(sizes)
     if not _lasts(name, "connections", num_bytes > MAX_CONNECTION_BYTES, now_s):
         return ""
     return (
@@ -169,12 +175,12 @@ def _lasts(name: str, what: str, is_excess: bool, now_s: float) -> bool:
     return True
 
 
-def _connection_bytes(client: redis.Redis) -> Counter[str]:
-    """By neuron, what Redis holds for all its connections."""
-    found: Counter[str] = Counter()
+def _connections(client: redis.Redis) -> defaultdict[str, list[int]]:
+    """By neuron, how many bytes Redis holds for each of its connections."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
     for one in client.client_list():
         if one["user"].startswith(USER_PREFIX):
-            found[one["user"].removeprefix(USER_PREFIX)] += int(one["tot-mem"])
+            found[one["user"].removeprefix(USER_PREFIX)].append(int(one["tot-mem"]))
     return found
 
 
@@ -184,6 +190,15 @@ def _num_bytes(client: redis.Redis, names: Sequence[bytes]) -> int:
         pipeline.memory_usage(name, samples=0)
     sizes: list[Any] = pipeline.execute()
     return sum(size or 0 for size in sizes)
+
+
+def _end_connections(neuron_name: str) -> None:
+    """At once: until the database has noted it, a host that floods Redis writes as fast as it can.
+    Where that fails afterwards, the control's next tick makes the user again."""
+    try:
+        live.redis_client().acl_deluser(user_name(neuron_name))
+    except (redis.RedisError, OSError) as error:
+        logger.warning("the Redis user of %s is not removed yet: %s", neuron_name, error)
 
 
 def _shut_out(neuron_name: str) -> None:

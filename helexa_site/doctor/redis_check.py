@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import redis
 
+from fleet.redis_users import USER_PREFIX
 from helexa_site.config import Config
 from helexa_site.doctor.findings import Finding, failed, ok, warning
 from helexa_site.program import program
+from inference.redis_connections import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES
 
 CHECK = "redis"
 CLOCK = "clock"
@@ -21,6 +23,8 @@ TIMEOUT_S = 5.0
 MAX_APART_S = 2.0
 """More than this, and times in logs, leases and budgets' windows no longer agree."""
 USED_SHARE = 0.8
+BOUNDS = {"maxmemory-clients": MAX_CLIENTS_BYTES, "proto-max-bulk-len": MAX_VALUE_BYTES}
+"""The most that these settings may be where a host is invited; 0 is no bound."""
 
 
 def redis_findings(config: Config) -> Iterator[Finding]:
@@ -49,6 +53,29 @@ def _findings(client: redis.Redis) -> Iterator[Finding]:
         yield ok(CHECK, f"answers in {took_ms:.0f} ms; this user may not ask it for more")
         return
     yield from info_findings(told, took_ms)
+    yield from _bounds(client)
+
+
+def _bounds(client: redis.Redis) -> Iterator[Finding]:
+    try:
+        users: Any = client.acl_users()
+        settings = {name: int(client.config_get(name)[name] or 0) for name in BOUNDS}
+    except (redis.ResponseError, KeyError):
+        return  # an older one, or one that does not show them to this user
+    yield from bounds_findings([_text(user) for user in users], settings)
+
+
+def bounds_findings(users: Sequence[str], settings: Mapping[str, int]) -> Iterator[Finding]:
+    """What follows from the bounds of a Redis that invited hosts reach. Pure."""
+    if not any(user.startswith(USER_PREFIX) for user in users):
+        return
+    for name, most in BOUNDS.items():
+        if settings[name] == 0 or settings[name] > most:
+            yield warning(
+                CHECK,
+                f"{name} is {settings[name]}: an invited host can fill Redis' memory",
+                f"set {name} {most}",
+            )
 
 
 def info_findings(told: dict[str, Any], took_ms: float) -> Iterator[Finding]:
@@ -92,6 +119,10 @@ def clock_findings(there_s: float, before_s: float, after_s: float) -> Iterator[
         )
     else:
         yield ok(CLOCK, "agrees with Redis' host")
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _time_of(client: redis.Redis) -> float:

@@ -15,6 +15,7 @@ import pytest
 import redis
 from django.db import DataError
 
+from benchmarks.gateway.hostile_host import VALUE_BYTES
 from inference.protocol.events import Usage
 from inference.protocol.keys import usage_key
 from inference.protocol.usage_reports import USAGE_REPORT_FIELD, UsageReport
@@ -108,7 +109,9 @@ HOSTILE: dict[str, Callable[[redis.Redis], object]] = {
     ),
     "a string": lambda client: client.set(usage_key("aaa"), b"x"),
     "a list": lambda client: client.lpush(usage_key("aaa"), b"x"),
-    "a huge entry": lambda client: client.xadd(usage_key("aaa"), {b"r": b"x" * 40_000_000}),
+    "huge entries": lambda client: [
+        client.xadd(usage_key("aaa"), {b"r": b"x" * VALUE_BYTES}) for _ in range(10)
+    ],
     "the largest id": lambda client: client.xadd(
         usage_key("aaa"), {b"r": b"x"}, id=f"{2**64 - 1}-{2**64 - 1}"
     ),

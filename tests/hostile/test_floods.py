@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def _small_bounds(shared_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(containment, "MAX_NEURON_BYTES", 8 * MB)
+    monkeypatch.setattr(containment, "MAX_NEURON_BYTES", 2 * MB)
     monkeypatch.setattr(containment, "MAX_UNTAKEN_BYTES", 24 * MB)
     monkeypatch.setattr(containment, "MAX_CONNECTION_BYTES", 16 * MB)
     containment._excess_since_s.clear()
@@ -38,15 +38,15 @@ def is_in(client: redis.Redis) -> bool:
 
 
 FLOODS: dict[str, Callable[[redis.Redis], Any]] = {
-    "heartbeat": lambda client: client.set(keys.heartbeat_key("evil"), b"x" * 9 * MB),
-    "held": lambda client: client.hset(keys.held_key("evil"), "", b"x" * 9 * MB),
+    "heartbeat": lambda client: client.set(keys.heartbeat_key("evil"), b"x" * 3 * MB),
+    "held": lambda client: client.hset(keys.held_key("evil"), "", b"x" * 3 * MB),
     "events": lambda client: [
         client.xadd(keys.events_key("evil", f"gw{number}"), {b"b": b"x" * MB})
         for number in range(9)
     ],
-    "usage": lambda client: client.xadd(keys.usage_key("evil"), {b"r": b"x" * 9 * MB}),
-    "log": lambda client: client.rpush(keys.engine_log_key("evil", "a"), b"x" * 9 * MB),
-    "queue": lambda client: client.lpush(keys.neuron_queue("evil"), b"x" * 9 * MB),
+    "usage": lambda client: client.xadd(keys.usage_key("evil"), {b"r": b"x" * 3 * MB}),
+    "log": lambda client: client.rpush(keys.engine_log_key("evil", "a"), b"x" * 3 * MB),
+    "queue": lambda client: client.lpush(keys.neuron_queue("evil"), b"x" * 3 * MB),
     "many keys": lambda client: [
         client.set(keys.engine_log_key("evil", str(number)), b"x")
         for number in range(containment.MAX_NEURON_KEYS + 1)
@@ -74,12 +74,13 @@ def test_a_flood_is_cut_off_with_its_reason(
 
 
 SENT: dict[str, Callable[[redis.Redis, str, int], Any]] = {
-    "frames": lambda client, name, num_bytes: client.xadd(
-        keys.inbox_key(name), {keys.INBOX_FRAME_FIELD: b"x" * num_bytes}
-    ),
+    "frames": lambda client, name, num_bytes: [
+        client.xadd(keys.inbox_key(name), {keys.INBOX_FRAME_FIELD: b"x" * MB})
+        for _ in range(num_bytes // MB)
+    ],
     "images": lambda client, name, num_bytes: [
-        client.hset(keys.images_key(name, f"r{number}"), "digest", b"x" * (num_bytes // 5))
-        for number in range(5)
+        client.hset(keys.images_key(name, f"r{number}"), "digest", b"x" * MB)
+        for number in range(num_bytes // MB)
     ],
 }
 
@@ -136,8 +137,8 @@ def test_it_takes_what_it_is_sent_and_writes_nothing_there(
     redis_url: str, redis_db: redis.Redis
 ) -> None:
     evil = guest(redis_url, invite("beast"))
-    redis_db.xadd(keys.inbox_key("beast"), {b"f": b"x" * 9 * MB})
-    redis_db.hset(keys.images_key("beast", "r1"), "digest", b"x" * 9 * MB)
+    redis_db.xadd(keys.inbox_key("beast"), {b"f": b"x" * 3 * MB})
+    redis_db.hset(keys.images_key("beast", "r1"), "digest", b"x" * 3 * MB)
     assert services.oversized_neurons_cut_off(client=redis_db, now_s=0.0) == 0
     assert evil.hmget(keys.images_key("beast", "r1"), "digest")[0] and evil.xrange(
         keys.inbox_key("beast")
@@ -174,3 +175,18 @@ def test_invited_again_it_is_back(redis_url: str, redis_db: redis.Redis) -> None
 def test_a_neuron_that_nobody_invited_cannot_be_cut_off() -> None:
     assert not services.neuron_cut_off(actor=GATEWAY, neuron_name="own", reason="it lied")
     assert not Neuron.objects.exists()
+
+
+def test_too_many_connections_are_cut_off(
+    redis_url: str, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis has so many for all, and refuses everybody's next one."""
+    monkeypatch.setattr(containment, "MAX_CONNECTIONS", 10)
+    evil, honest = guest(redis_url, invite("evil")), guest(redis_url, invite("beast"))
+    opened = [evil.connection_pool.get_connection() for _ in range(11)]
+    assert is_in(honest)
+    assert services.oversized_neurons_cut_off(client=redis_db, now_s=0.0) == 1
+    assert not is_in(evil) and is_in(honest)
+    assert "11 connections" in Invitation.objects.get(neuron_name="evil").cut_off_reason
+    for connection in opened:
+        connection.disconnect()

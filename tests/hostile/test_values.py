@@ -13,13 +13,14 @@ import pytest
 import redis
 import redis.asyncio
 
+from benchmarks.gateway.hostile_host import VALUE_BYTES
 from fleet.live import reading as live
 from fleet.live.cache_reports import read_cache_reports
 from fleet.live.wishes import AdmissionPolicy, Wish, Wishes, encode_wishes
 from fleet.redis_users import COMMANDS
 from inference.gateway.gateway import Gateway
 from inference.protocol import keys
-from tests.hostile.conftest import EVIL, MB
+from tests.hostile.conftest import EVIL
 from tests.hostile.families import of_neuron
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_neuron import FakeNeuron
@@ -31,24 +32,29 @@ Write = Callable[[redis.asyncio.Redis, str, str], Awaitable[Any]]
 """Given the client, the key and the gateway's id."""
 VALUES: dict[str, Write] = {
     "text": lambda client, key, _: client.set(key, b"\x1b[2J junk"),
-    "large text": lambda client, key, _: client.set(key, b"[" * 20 * MB),
-    "list": lambda client, key, _: client.lpush(key, b"x" * 5 * MB),
+    "large text": lambda client, key, _: client.set(key, b"[" * VALUE_BYTES),
+    "list": lambda client, key, _: client.lpush(key, b"x" * VALUE_BYTES, b"x" * VALUE_BYTES),
     "set": lambda client, key, _: client.sadd(key, b"x"),
     "sorted set": lambda client, key, _: client.zadd(key, {b"x": 1.0}),
     "hash": lambda client, key, id: client.hset(key, mapping={"": b"\xc1", id: b"\xc1"}),
     "large hash": lambda client, key, id: client.hset(
-        key, mapping={"": b"x" * 5 * MB, id: b"x" * 5 * MB}
+        key, mapping={"": b"x" * VALUE_BYTES, id: b"x" * VALUE_BYTES}
     ),
     "many fields": lambda client, key, _: client.hset(
         key, mapping={str(number): b"x" for number in range(50_000)}
     ),
     "many ids": lambda client, key, id: client.hset(key, mapping={"": many_ids(), id: many_ids()}),
     "stream": lambda client, key, _: client.xadd(key, {b"b": b"\xc1", b"r": b"\xc1"}),
-    "large stream": lambda client, key, _: client.xadd(key, {b"b": b"x" * 40 * MB}),
+    "large stream": lambda client, key, _: large_stream(client, key),
     "largest id": lambda client, key, _: client.xadd(
         key, {b"b": b"x"}, id=f"{2**64 - 1}-{2**64 - 1}"
     ),
 }
+
+
+async def large_stream(client: redis.asyncio.Redis, key: str) -> None:
+    for _ in range(10):
+        await client.xadd(key, {b"b": b"x" * VALUE_BYTES})
 
 
 TYPES = {"@string", "@list", "@set", "@sortedset", "@hash", "@stream", "@bitmap", "@geo"}

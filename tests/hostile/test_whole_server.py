@@ -6,12 +6,12 @@ client was answered.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -19,11 +19,10 @@ import psutil
 import pytest
 import redis
 
+from benchmarks.gateway.growth import MAX_GROWTH_BYTES, MemoryGrowth
 from benchmarks.gateway.hostile_host import (
     ATTACKS,
     EVIL,
-    FILLS_REDIS,
-    MB,
     Evil,
     heartbeat,
     is_lured,
@@ -37,8 +36,6 @@ from tests.live.serving import MODEL, Serve, free_port, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
-MAX_GROWTH_BYTES = 50 * MB
-SAMPLE_INTERVAL_S = 0.05
 NUM_ASKED = 12
 TIMEOUT_S = 120.0
 
@@ -129,54 +126,33 @@ def spent(serve: Serve) -> list[int]:
     return numbers
 
 
-class Memory:
-    """Of the processes that an attack might fill, in resident bytes."""
+def memory_of(serve: Serve) -> MemoryGrowth:
+    children = psutil.Process(serve.process.pid).children(recursive=True)
+    processes = {name: serve.find(name) for name in ("gateway", "control")}
+    processes["redis"] = next(one for one in children if "redis" in one.name())
+    return MemoryGrowth({name: partial(resident_bytes, one) for name, one in processes.items()})
 
-    def __init__(self, serve: Serve) -> None:
-        children = psutil.Process(serve.process.pid).children(recursive=True)
-        self._processes = {name: serve.find(name) for name in ("gateway", "control")}
-        self._processes["redis"] = next(one for one in children if "redis" in one.name())
 
-    def now(self) -> dict[str, int]:
-        return {name: one.memory_info().rss for name, one in self._processes.items()}
-
-    @contextmanager
-    def peaks(self) -> Iterator[dict[str, int]]:
-        """The most that each has held since, complete when the ``with`` has ended."""
-        most, ended = self.now(), threading.Event()
-
-        def sample() -> None:
-            while not ended.wait(SAMPLE_INTERVAL_S):
-                for name, num_bytes in self.now().items():
-                    most[name] = max(most[name], num_bytes)
-
-        sampler = threading.Thread(target=sample)
-        sampler.start()
-        try:
-            yield most
-        finally:
-            ended.set()
-            sampler.join()
+def resident_bytes(process: psutil.Process) -> int:
+    held: int = process.memory_info().rss
+    return held
 
 
 def test_every_attack_is_the_attackers_alone(serve: Serve) -> None:
     honest, before = Honest(), spent(serve)
     for _ in range(NUM_ASKED):
         honest.ask(serve.url)
-    memory = Memory(serve)
-    memory_before = memory.now()
+    memory = memory_of(serve)
     grown: dict[str, dict[str, int]] = {}
     with ThreadPoolExecutor(4) as pool:
         for name in ATTACKS:
             with memory.peaks() as peaks:
                 attacked(serve, name, honest, pool)
             assert set(honest.statuses) == {200}, name
-            grown[name] = {one: peaks[one] - memory_before[one] for one in peaks}
-            wait_until(lambda: has_shrunk(memory, memory_before), f"{name} leaves nothing")
+            grown[name] = peaks
+            wait_until(lambda: max(memory.now().values()) <= MAX_GROWTH_BYTES, f"{name} ends")
     print(f"slowest honest answer: {honest.slowest_s:.2f} s; grown: {json.dumps(grown)}")
     for name, growth in grown.items():
-        if name in FILLS_REDIS:
-            del growth["redis"]
         assert max(growth.values()) <= MAX_GROWTH_BYTES, (name, growth)
     wait_until(lambda: settled(serve, honest, before), "the ledger has what was answered")
 
@@ -213,8 +189,3 @@ def settled(serve: Serve, honest: Honest, before: list[int]) -> bool:
         honest.prompt_tokens,
         honest.completion_tokens,
     )
-
-
-def has_shrunk(memory: Memory, before: dict[str, int]) -> bool:
-    now = memory.now()
-    return all(now[name] - before[name] <= MAX_GROWTH_BYTES for name in before)

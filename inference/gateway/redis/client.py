@@ -6,6 +6,8 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from inference.redis_connections import connect_exempt_async
+
 
 def redis_client(url: str, timeout_s: float) -> redis.asyncio.Redis:
     """Never repeats a command by itself: whoever sends one knows whether it may come twice."""
@@ -15,4 +17,5 @@ def redis_client(url: str, timeout_s: float) -> redis.asyncio.Redis:
         socket_connect_timeout=timeout_s,
         retry=Retry(NoBackoff(), 0),
         protocol=2,
+        redis_connect_func=connect_exempt_async,
     )

@@ -38,6 +38,11 @@ BLOCK_MS = 500
 """Twice between two looks at what neurons hold, which count on the reader having caught up."""
 MAX_ENTRIES_A_READ = 32
 """Times what neurons bound an entry to: the most that one read brings from them."""
+MAX_ENTRY_BYTES = 1024 * 1024
+"""Four times what neurons bound an entry to."""
+GRAVE_PAUSE_S = 0.2
+"""What a neuron that writes larger ones gets to be shut out. Each read meanwhile would make Redis
+hold as much again."""
 EVENTS_A_TURN = 1024
 BYTES_A_TURN = 256 * 1024
 """Then consumers get to take theirs, and other tasks to run: after a pause there may be more than a
@@ -140,17 +145,20 @@ class EventReader:
         alone."""
         if max_entries > 1:
             self._max_entries = max_entries // 2
+            await self._grave_fault("its events are too large to be read at once")
             return
         entry_id = await self._next_entry_id(keys=[self.key], args=[self.last_entry_id])
         if entry_id is not None:
             self.last_entry_id = entry_id.decode()
-            self._fault("an entry of its events is too large and was skipped", is_grave=True)
+            await self._grave_fault("an entry of its events is too large and was skipped")
 
     async def _deliver_all(self, entries: list[Entry]) -> None:
         num_events = num_bytes = 0
         for _, fields in entries:
             try:
                 data = fields[EVENT_BATCH_FIELD]
+                if len(data) > MAX_ENTRY_BYTES:
+                    await self._grave_fault("an entry of its events is too large")
                 batch = decode_event_batch(data)
             except (KeyError, msgspec.DecodeError) as error:
                 self._fault(f"an entry of its events does not decode: {error!s:.200}")
@@ -198,5 +206,9 @@ class EventReader:
     def _fail_its_requests(self) -> None:
         self._streams.fail_where(self._serves, events_lost())
 
-    def _fault(self, what: str, *, is_grave: bool = False) -> None:
-        self._on_fault(self.neuron, what, is_grave=is_grave)
+    def _fault(self, what: str) -> None:
+        self._on_fault(self.neuron, what)
+
+    async def _grave_fault(self, what: str) -> None:
+        self._on_fault(self.neuron, what, is_grave=True)
+        await asyncio.sleep(GRAVE_PAUSE_S)

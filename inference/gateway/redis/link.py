@@ -25,6 +25,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from inference.gateway.redis.resp import ReplyBuffer
+from inference.redis_connections import connect_exempt_async
 
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 
@@ -49,6 +50,7 @@ class RedisLink:
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
             protocol=2,
+            redis_connect_func=connect_exempt_async,
         )
         self._connection: Any = None
         """redis-py's. It closes its transport when nobody holds it any more."""

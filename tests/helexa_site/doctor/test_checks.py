@@ -143,6 +143,23 @@ def test_redis(told: dict[str, Any], level: Level) -> None:
     assert levels(list(redis_check.info_findings(told, 0.3))) == [level]
 
 
+@pytest.mark.parametrize(
+    ("users", "clients_bytes", "value_bytes", "num_warnings"),
+    [
+        (["default"], 0, 512 << 20, 0),
+        (["default", "neuron-beast"], 0, 512 << 20, 2),
+        (["default", "neuron-beast"], 1 << 30, 4 << 20, 1),
+        (["default", "neuron-beast"], 32 << 20, 4 << 20, 0),
+    ],
+)
+def test_a_redis_that_invited_hosts_reach_is_bounded(
+    users: list[str], clients_bytes: int, value_bytes: int, num_warnings: int
+) -> None:
+    bounds = {"maxmemory-clients": clients_bytes, "proto-max-bulk-len": value_bytes}
+    found = list(redis_check.bounds_findings(users, bounds))
+    assert levels(found) == [Level.WARNING] * num_warnings
+
+
 def test_a_redis_that_is_there(config: Config, redis_url: str) -> None:
     found = list(redis_check.redis_findings(replace(config, redis_url=redis_url)))
     assert {finding.check: finding.level for finding in found} == {

@@ -1,0 +1,56 @@
+"""Connections of gateways, controls and neurons, which Redis keeps when it closes others.
+
+Redis bounds what all connections hold together (``maxmemory-clients``) and closes the largest. An
+invited host may hold much of that, so connections of others are exempt: ``CLIENT NO-EVICT``. The
+user of an invited host may not ask for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+import redis
+
+logger = logging.getLogger(__name__)
+
+MAX_VALUE_BYTES = 4 * 1024 * 1024
+"""Of one argument of a command, and so of one value: ``proto-max-bulk-len``. Chat templates in load
+messages are the largest; requests and images go in pieces."""
+MAX_CLIENTS_BYTES = 32 * 1024 * 1024
+"""Of all connections together: ``maxmemory-clients``. One that asks and does not read would take
+all memory otherwise. An honest neuron's take a few MiB, whatever it is sent."""
+NO_EVICT = ("CLIENT", "NO-EVICT", "ON")
+
+
+def connect_exempt(connection: Any) -> None:
+    """``redis_connect_func`` of redis-py's connections. Raises ``redis.RedisError``."""
+    connection.on_connect()
+    connection.send_command(*NO_EVICT)
+    try:
+        connection.read_response()
+    except redis.ResponseError as error:
+        _log_once(str(error))
+    except redis.InvalidResponse as error:
+        raise redis.ConnectionError(f"this is no Redis: {error}") from error
+
+
+async def connect_exempt_async(connection: Any) -> None:
+    """As ``connect_exempt``, of ``redis.asyncio``."""
+    await connection.on_connect()
+    await connection.send_command(*NO_EVICT)
+    try:
+        await connection.read_response()
+    except redis.ResponseError as error:
+        _log_once(str(error))
+    except redis.InvalidResponse as error:
+        raise redis.ConnectionError(f"this is no Redis: {error}") from error
+
+
+@cache
+def _log_once(problem: str) -> None:
+    """Before Redis 7 nothing is closed for its size, and no host can be invited."""
+    logger.info(
+        "Redis may close this process' connections where clients hold too much: %s", problem
+    )
