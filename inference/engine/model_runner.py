@@ -1,5 +1,5 @@
-"""Turns a schedule into one batch, and that into logits: one forward a step, whose inputs go to the
-device in one copy.
+"""Turns a schedule into one ``StepInput``, and that into logits: one forward a step, whose inputs
+go to the device in one copy.
 
     rows    [ one of each decoding sequence ][ chunk of a prompt ][ chunk ... ]
     drafts  [ its last token ][ its drafts ][ the next one's ... ]
@@ -9,11 +9,9 @@ Knows no sampling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from inference.engine.adapters import Adapters
@@ -23,11 +21,10 @@ from inference.engine.images.step_pictures import step_pictures
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.speculation.predictor_runner import PredictorRunner
-from inference.engine.to_device import all_on_device
+from inference.engine.step_batch import batch_on
 from inference.models.backend import AnyModel, KVStorage
-from inference.models.batch import EMPTY_STATE, LONE_STATE, Batch, PrefillSpan
-
-Ints = npt.NDArray[np.int64]
+from inference.models.batch import EMPTY_STATE, LONE_STATE
+from inference.models.step_input import StepInput
 
 
 class ModelRunner:
@@ -58,7 +55,11 @@ class ModelRunner:
         (num_sampled + num_scored, vocab_size) float32; those of a sequence with drafts are followed
         by its drafts'. ``unread_ids`` (num_decodes,) int64: one
         more token of each decoding sequence, which only the device knows so far."""
-        batch = self._batch(schedule, unread_ids)
+        step = self._step(schedule, unread_ids)
+        images = None
+        if self._images is not None:
+            images = step_pictures(schedule, step.positions, self._images.of, self._device)
+        batch = batch_on(self._input_device, step, images)
         if self._predictor is None:
             return self._model.forward(batch, self._kv)
         assert unread_ids is None
@@ -71,138 +72,90 @@ class ModelRunner:
         if self._predictor is not None:
             self._predictor.forget(sequence)
 
-    def _batch(self, schedule: Schedule, unread_ids: torch.Tensor | None) -> Batch:
-        size, sequences = self._kv.block_tokens, schedule.decodes
-        runs, wanted = None, None
-        if schedule.has_runs:
-            assert unread_ids is None
-            runs = tuple(schedule.decode_runs)
-            sequences, token_ids, positions, wanted = _rows_of_runs(schedule)
-        else:
-            last = -1 if unread_ids is None else 0
-            token_ids = [] if unread_ids is not None else [s.token_ids[-1] for s in sequences]
-            positions = [len(s.token_ids) + last for s in sequences]
-        slots = [
-            s.block_ids[position // size] * size + position % size
-            for s, position in zip(sequences, positions, strict=True)
-        ]
-        logit_rows = list(range(len(sequences))) if wanted is None else wanted
-        rows = _Rows(token_ids, positions, slots, logit_rows)
+    def _step(self, schedule: Schedule, unread_ids: torch.Tensor | None) -> StepInput:
+        sequences = schedule.sequences
+        rows = _Rows.decoding(schedule, unread_ids)
         for chunk in schedule.prefills:
-            rows.add(chunk, size)
-        arrays = [_array(values) for values in (rows.token_ids, positions, slots)]
-        if sequences:
-            arrays.append(self._block_tables.rows(sequences))
-        if rows.spans:
-            arrays += [_array(rows.logit_rows + rows.scored_rows), *map(_array, rows.span_blocks)]
-        elif len(logit_rows) < len(sequences):
-            arrays.append(_array(logit_rows))
-        has_states = bool(sequences) and sequences[0].state_slot is not None
-        if has_states:
-            arrays.append(_array([_read_slot(s) for s in sequences]))
-            arrays.append(_array([_written_slot(s) for s in sequences]))
-        ids, *others = all_on_device(arrays, self._input_device)
-        if unread_ids is not None:
-            ids = torch.cat((unread_ids, ids)) if rows.spans else unread_ids
-        states = tuple(others[-2:]) if has_states else (None, None)
-        batch = rows.batch(ids, others[:-2] if has_states else others, has_decodes=bool(sequences))
-        pictures = None
-        if self._images is not None:
-            pictures = step_pictures(schedule, positions, self._images.of, self._device)
+            rows.add(chunk)
+        states = None
+        if sequences[0].state_slot is not None:
+            # A sequence without tokens starts from the empty state, a lone one leaves its own.
+            states = (
+                [s.state_slot or EMPTY_STATE for s in sequences],
+                [s.next_state_slot or LONE_STATE for s in sequences],
+            )
         has_adapters = self._adapters is not None and self._adapters.are_in_use
-        return replace(
-            batch,
-            state_reads=states[0],
-            state_writes=states[1],
-            adapters=_adapters_of(sequences, schedule.prefills) if has_adapters else None,
-            decode_runs=runs,
-            pictures=pictures,
+        return StepInput.of_queries(
+            rows.token_ids,
+            rows.starts,
+            rows.query_lens,
+            self._block_tables.rows(sequences),
+            self._kv.block_tokens,
+            num_decodes=len(schedule.decodes),
+            logit_rows=rows.wanted(schedule),
+            state_slots=states,
+            adapters=_adapters_of(sequences) if has_adapters else None,
+            unread_ids=unread_ids,
         )
 
 
 @dataclass(slots=True)
 class _Rows:
-    """A batch in the making. Rows that decode come first, and their logits too."""
+    """The queries of a step in the making: those that decode come first, and their logits too.
+
+    decode   [ tokens that the state lags behind ][ last token ][ drafts ... ]
+                                                  [ logits are wanted        ]
+    """
 
     token_ids: list[int]
-    positions: list[int]
-    slots: list[int]
+    starts: list[int]
+    query_lens: list[int]
     logit_rows: list[int]
-    scored_rows: list[int] = field(default_factory=list)
-    spans: list[tuple[int, int, int, int]] = field(default_factory=list)
-    span_states: list[tuple[int, int]] = field(default_factory=list)
-    span_blocks: list[list[int]] = field(default_factory=list)
+    scored_rows: list[int]
 
-    def add(self, chunk: PrefillChunk, block_tokens: int) -> None:
-        first_row, block_ids = len(self.positions), chunk.sequence.block_ids
-        self.token_ids.extend(chunk.sequence.token_ids[chunk.start : chunk.end])
-        self.positions.extend(range(chunk.start, chunk.end))
-        self.slots.extend(
-            block_ids[position // block_tokens] * block_tokens + position % block_tokens
-            for position in range(chunk.start, chunk.end)
-        )
-        self.spans.append((first_row, len(self.positions), chunk.start, chunk.end))
-        self.span_blocks.append(block_ids[: -(-chunk.end // block_tokens)])
-        self.span_states.append((_read_slot(chunk.sequence), _written_slot(chunk.sequence)))
-        if chunk.is_last:
-            self.logit_rows.append(len(self.positions) - 1)
-        self.scored_rows.extend(first_row + position - chunk.start for position in chunk.scored)
-
-    def batch(
-        self, token_ids: torch.Tensor, others: list[torch.Tensor], *, has_decodes: bool
-    ) -> Batch:
-        """``others``: positions, slots, the blocks of rows that decode, rows whose logits are
-        wanted, and each span's blocks: as far as there are any."""
-        positions, slots, *others = others
-        block_ids = others.pop(0) if has_decodes else None
-        if not self.spans:
-            return Batch(
-                token_ids, positions, slots, block_ids, logit_rows=next(iter(others), None)
+    @classmethod
+    def decoding(cls, schedule: Schedule, unread_ids: torch.Tensor | None) -> _Rows:
+        sequences = schedule.decodes
+        if not schedule.has_runs:
+            num_rows = len(sequences)
+            last = -1 if unread_ids is None else 0
+            return cls(
+                token_ids=[s.token_ids[-1] for s in sequences],
+                starts=[len(s.token_ids) + last for s in sequences],
+                query_lens=[1] * num_rows,
+                logit_rows=list(range(num_rows)),
+                scored_rows=[],
             )
-        logit_rows, *span_blocks = others
-        spans = tuple(
-            PrefillSpan(*rows, blocks, *states)
-            for rows, blocks, states in zip(self.spans, span_blocks, self.span_states, strict=True)
-        )
-        return Batch(token_ids, positions, slots, block_ids, spans, logit_rows)
+        assert unread_ids is None
+        rows = cls([], [], [], [], [])
+        for sequence in sequences:
+            draft = schedule.drafts.get(sequence, [])
+            start = len(sequence.token_ids) - 1 - sequence.num_lagging
+            rows._add_query(start, [*sequence.token_ids[start:], *draft])
+            end = len(rows.token_ids)
+            rows.logit_rows += range(end - len(draft) - 1, end)
+        return rows
+
+    def add(self, chunk: PrefillChunk) -> None:
+        first_row = len(self.token_ids)
+        self._add_query(chunk.start, chunk.sequence.token_ids[chunk.start : chunk.end])
+        if chunk.is_last:
+            self.logit_rows.append(len(self.token_ids) - 1)
+        self.scored_rows += [first_row + position - chunk.start for position in chunk.scored]
+
+    def wanted(self, schedule: Schedule) -> list[int] | None:
+        """The rows whose logits are wanted; ``None``: all."""
+        if not schedule.prefills and len(self.logit_rows) == len(self.token_ids):
+            return None
+        return self.logit_rows + self.scored_rows
+
+    def _add_query(self, start: int, token_ids: list[int]) -> None:
+        self.token_ids += token_ids
+        self.starts.append(start)
+        self.query_lens.append(len(token_ids))
 
 
-def _adapters_of(decodes: list[Sequence], prefills: list[PrefillChunk]) -> tuple[Any, ...] | None:
-    """The adapter of each row that decodes, then of each span; ``None``: there are none."""
-    found = tuple(s.adapter for s in (*decodes, *(chunk.sequence for chunk in prefills)))
+def _adapters_of(sequences: list[Sequence]) -> tuple[Any, ...] | None:
+    """The adapter of each; ``None``: no sequence has one."""
+    found = tuple(sequence.adapter for sequence in sequences)
     return None if all(adapter is None for adapter in found) else found
-
-
-def _rows_of_runs(
-    schedule: Schedule,
-) -> tuple[list[Sequence], list[int], list[int], list[int]]:
-    """Each row's sequence, token and position, and the rows whose logits are wanted.
-
-    run    [ tokens that the state lags behind ][ last token ][ drafts ... ]
-                                                [ logits are wanted        ]
-    """
-    sequences: list[Sequence] = []
-    token_ids: list[int] = []
-    positions: list[int] = []
-    wanted: list[int] = []
-    for sequence in schedule.decodes:
-        draft = schedule.drafts.get(sequence, [])
-        first = len(sequence.token_ids) - 1 - sequence.num_lagging
-        token_ids += [*sequence.token_ids[first:], *draft]
-        positions += range(first, len(sequence.token_ids) + len(draft))
-        sequences += [sequence] * (len(token_ids) - len(sequences))
-        wanted += range(len(sequences) - len(draft) - 1, len(sequences))
-    return sequences, token_ids, positions, wanted
-
-
-def _read_slot(sequence: Sequence) -> int:
-    """The slot of the state that a step of the sequence starts from; any where it has none."""
-    return sequence.state_slot or EMPTY_STATE
-
-
-def _written_slot(sequence: Sequence) -> int:
-    return sequence.next_state_slot or LONE_STATE
-
-
-def _array(values: list[int]) -> Ints:
-    return np.array(values, dtype=np.int64)

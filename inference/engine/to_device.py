@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-Values = Ordered[int] | Ordered[float] | npt.NDArray[np.number[Any]]
+Values = Ordered[int] | Ordered[float] | npt.NDArray[np.number[Any]] | torch.Tensor
 
 
 def on_device(values: Values, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -24,12 +24,13 @@ def on_device(values: Values, dtype: torch.dtype, device: torch.device) -> torch
 
 
 def all_on_device(
-    arrays: Ordered[npt.NDArray[np.int64]], device: torch.device
+    arrays: Ordered[npt.NDArray[np.signedinteger[Any]]], device: torch.device
 ) -> list[torch.Tensor]:
-    """The same arrays as tensors, int64, all in one copy."""
+    """Arrays of one dtype as int64 tensors, all in one copy."""
     if device.type != "cuda":
-        return [torch.from_numpy(array).to(device) for array in arrays]
-    flat = on_device(np.concatenate([array.ravel() for array in arrays]), torch.int64, device)
+        return [torch.from_numpy(array.astype(np.int64)).to(device) for array in arrays]
+    joined = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+    flat = on_device(joined, joined.dtype, device).long()
     parts = torch.split(flat, [array.size for array in arrays])
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 

@@ -160,7 +160,7 @@ class GraphedDecoder(PlainBackend):
             return self._model.forward(batch, kv)
         logits = self._steps.run(batch.decodes)
         if not batch.spans:
-            return logits
+            return logits if batch.logit_rows is None else logits[batch.logit_rows]
         return torch.cat((logits, self._model.forward(batch.prompts, kv)))
 
     @torch.inference_mode()

@@ -13,13 +13,13 @@ class BlockTables:
     """Rows grow by doubling; unused entries hold block 0, which padding may read and never use."""
 
     def __init__(self) -> None:
-        self._table: npt.NDArray[np.int64] = np.zeros((8, 16), dtype=np.int64)
+        self._table: npt.NDArray[np.int32] = np.zeros((8, 16), dtype=np.int32)
         self._row_of: dict[str, int] = {}
         self._free_rows = list(range(7, -1, -1))
         self._copied: dict[str, tuple[list[int], int]] = {}
         """Request id -> the list object its row was copied from, and how much of it."""
 
-    def rows(self, sequences: list[Sequence]) -> npt.NDArray[np.int64]:
+    def rows(self, sequences: list[Sequence]) -> npt.NDArray[np.int32]:
         """(num_sequences, most blocks that any of them has)."""
         num_columns = 1
         rows = [0] * len(sequences)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from inference.engine.images.prompt_images import Ints
@@ -19,13 +20,13 @@ RowsOf = Callable[[SequenceImage], PictureRows]
 
 
 def step_pictures(
-    schedule: Schedule, positions: list[int], rows_of: RowsOf, device: torch.device
+    schedule: Schedule, positions: npt.NDArray[np.int32], rows_of: RowsOf, device: torch.device
 ) -> Pictures | None:
     """``positions``: of the step's rows. ``None`` where no sequence has an image. Raises what
     ``rows_of`` does."""
     if all(sequence.images is None for sequence in schedule.sequences):
         return None
-    places = np.tile(np.array(positions, dtype=np.int64), (3, 1))
+    places = np.tile(positions.astype(np.int64), (3, 1))
     for row, sequence in enumerate(schedule.decode_rows):
         if sequence.images is not None:
             places[:, row] -= sequence.images.lag

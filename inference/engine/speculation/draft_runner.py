@@ -11,18 +11,17 @@ all of them need. It is the only file of drafting that knows tensors.
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
+from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.speculation.draft_model import DraftRow
-from inference.engine.to_device import all_on_device, read_back
+from inference.engine.step_batch import batch_on
+from inference.engine.to_device import read_back
 from inference.models.backend import AnyModel, KVStorage
-from inference.models.batch import Batch, PrefillSpan
-
-Ints = npt.NDArray[np.int64]
+from inference.models.step_input import Ints, StepInput, block_table_of
 
 
 class DraftRunner:
@@ -44,115 +43,67 @@ class DraftRunner:
 
     @torch.inference_mode()
     def fill(self, sequence: Sequence, start: int, end: int) -> None:
-        size = self._kv.block_tokens
-        positions = np.arange(start, end)
-        token_ids = self._ids(sequence.token_ids[start:end])
-        blocks = np.array(sequence.block_ids[: -(-end // size)], dtype=np.int64)
-        slots = blocks[positions // size] * size + positions % size
-        last_row = np.array([end - start - 1])
-        arrays = [token_ids, positions, slots, last_row, blocks]
-        ids, places, on_slots, logit_rows, block_ids = all_on_device(arrays, self._model.device)
-        span = PrefillSpan(0, end - start, start, end, block_ids)
-        batch = Batch(ids, places, on_slots, spans=(span,), logit_rows=logit_rows)
-        self._model.forward(batch, self._kv)
+        step = StepInput.of_queries(
+            self._ids(sequence.token_ids[start:end]),
+            [start],
+            [end - start],
+            block_table_of([sequence.block_ids]),
+            self._kv.block_tokens,
+            num_decodes=0,
+            logit_rows=[end - start - 1],
+        )
+        self._model.forward(batch_on(self._model.device, step), self._kv)
 
     @torch.inference_mode()
     def draft(self, rows: Ordered[DraftRow]) -> list[list[int]]:
         """Drafts as many tokens for each row as its ``length``. Waits for the device once."""
         ordered = sorted(range(len(rows)), key=lambda index: -rows[index].length)
-        steps = _Steps([rows[index] for index in ordered], self._kv.block_tokens)
-        arrays = [self._ids(steps.token_ids), *steps.arrays()]
-        first_ids, *tensors = all_on_device(arrays, self._model.device)
-        last_rows, blocks, *by_step = tensors
-        found = [self._first(steps, first_ids, last_rows, blocks, *by_step[:2])]
-        for depth in range(1, len(by_step) // 2):
-            places, slots = by_step[2 * depth : 2 * depth + 2]
-            num_rows = len(places)
-            batch = Batch(found[-1][:num_rows], places, slots, blocks[:num_rows])
-            found.append(self._likeliest(self._model.forward(batch, self._kv)))
+        found = self._chain([rows[index] for index in ordered])
         drafts: list[list[int]] = [[] for _ in rows]
         for token_ids in read_back(found):
             for index, token_id in zip(ordered, token_ids, strict=False):
                 drafts[index].append(token_id)
         return drafts
 
-    def _first(
-        self,
-        steps: _Steps,
-        token_ids: torch.Tensor,
-        last_rows: torch.Tensor,
-        blocks: torch.Tensor,
-        places: torch.Tensor,
-        slots: torch.Tensor,
-    ) -> torch.Tensor:
-        """Reads what is new of each sequence, its last token among it."""
-        if not steps.has_runs:
-            batch = Batch(token_ids, places, slots, blocks)
-            return self._likeliest(self._model.forward(batch, self._kv))
-        runs = torch.tensor(steps.runs, device=blocks.device)
-        batch = Batch(
-            token_ids,
-            places,
-            slots,
-            blocks.repeat_interleave(runs, dim=0, output_size=len(token_ids)),
-            decode_runs=steps.runs,
-        )
-        logits = self._model.forward(batch, self._kv)
-        return self._likeliest(logits.index_select(0, last_rows))
+    def _chain(self, rows: list[DraftRow]) -> list[torch.Tensor]:
+        """The likeliest tokens after each forward. The longest drafts come first: those that are
+        done leave at the end."""
+        table = block_table_of([row.sequence.block_ids for row in rows])
+        found = [self._likeliest(self._first_step(rows, table))]
+        for depth in range(1, rows[0].length):
+            going = [row.sequence for row in rows if row.length > depth]
+            num_rows = len(going)
+            step = StepInput.of_queries(
+                [0] * num_rows,
+                [len(sequence.token_ids) + depth - 1 for sequence in going],
+                [1] * num_rows,
+                table[:num_rows],
+                self._kv.block_tokens,
+                num_decodes=num_rows,
+                unread_ids=found[-1][:num_rows],
+            )
+            found.append(self._likeliest(step))
+        return found
 
-    def _likeliest(self, logits: torch.Tensor) -> torch.Tensor:
-        """(num_rows,) int64 that the answering model has a row for."""
+    def _first_step(self, rows: list[DraftRow], table: Ints) -> StepInput:
+        """Reads what is new of each sequence, its last token among it."""
+        query_lens = [len(row.sequence.token_ids) - row.start for row in rows]
+        token_ids = [t for row in rows for t in row.sequence.token_ids[row.start :]]
+        return StepInput.of_queries(
+            self._ids(token_ids),
+            [row.start for row in rows],
+            query_lens,
+            table,
+            self._kv.block_tokens,
+            num_decodes=len(rows),
+            logit_rows=[end - 1 for end in accumulate(query_lens)],
+        )
+
+    def _likeliest(self, step: StepInput) -> torch.Tensor:
+        """(num_logits,) int64 that the answering model has a row for."""
+        logits = self._model.forward(batch_on(self._model.device, step), self._kv)
         return logits[:, : self._vocab_size].argmax(dim=-1)
 
     def _ids(self, token_ids: list[int]) -> Ints:
         """That this model has a row for: what fills up the other's vocabulary means nothing."""
-        return np.minimum(_array(token_ids), self._last_id)
-
-
-class _Steps:
-    """The rows of all forwards of one draft, longest drafts first: those that are done leave at the
-    end."""
-
-    def __init__(self, rows: list[DraftRow], block_tokens: int) -> None:
-        self._rows = rows
-        self._size = block_tokens
-        self.runs = tuple(len(row.sequence.token_ids) - row.start for row in rows)
-        self.has_runs = any(run > 1 for run in self.runs)
-        self.token_ids = [t for row in rows for t in row.sequence.token_ids[row.start :]]
-        """The token ids of the first forward."""
-
-    def arrays(self) -> list[Ints]:
-        """The row of each sequence's last token in the first forward, the blocks of each sequence,
-        and positions and slots of each forward."""
-        positions = [
-            (row.sequence, position)
-            for row in self._rows
-            for position in range(row.start, len(row.sequence.token_ids))
-        ]
-        arrays = [np.cumsum(self.runs) - 1, self._blocks()]
-        arrays += self._places(positions)
-        for depth in range(1, self._rows[0].length):
-            arrays += self._places(
-                [
-                    (row.sequence, len(row.sequence.token_ids) + depth - 1)
-                    for row in self._rows
-                    if row.length > depth
-                ]
-            )
-        return arrays
-
-    def _blocks(self) -> Ints:
-        widest = max(len(row.sequence.block_ids) for row in self._rows)
-        table = np.zeros((len(self._rows), widest), dtype=np.int64)
-        for index, row in enumerate(self._rows):
-            table[index, : len(row.sequence.block_ids)] = row.sequence.block_ids
-        return table
-
-    def _places(self, positions: list[tuple[Sequence, int]]) -> list[Ints]:
-        size = self._size
-        slots = [s.block_ids[at // size] * size + at % size for s, at in positions]
-        return [_array([at for _, at in positions]), _array(slots)]
-
-
-def _array(values: list[int]) -> Ints:
-    return np.array(values, dtype=np.int64)
+        return np.minimum(np.array(token_ids, dtype=np.int32), np.int32(self._last_id))

@@ -15,19 +15,17 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.speculation.draft_model import DraftRow
+from inference.engine.step_batch import batch_on
 from inference.engine.to_device import all_on_device, read_back
-from inference.models.batch import Batch, PrefillSpan
 from inference.models.predictor import Predictor
+from inference.models.step_input import StepInput, block_table_of
 
 log = logging.getLogger(__name__)
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +63,11 @@ class PredictorRunner:
         if self._has_failed:
             return
         try:
-            rows = _FollowedRows(self._kept, self._kv.block_tokens)
+            rows = _FollowedRows(self._kept)
             rows.add_step(schedule)
             if rows.token_ids:
-                self._predictor.forward(
-                    rows.batch(self._model.device), rows.hidden(hidden), self._kv
-                )
+                batch = batch_on(self._model.device, rows.step(self._kv.block_tokens))
+                self._predictor.forward(batch, rows.hidden(hidden), self._kv)
             self._keep(schedule, hidden)
         except Exception:  # whatever an operator raises: answers need no drafts
             log.exception("the predictor failed and is left out from now on")
@@ -108,28 +105,25 @@ class PredictorRunner:
 
     def _chain(self, rows: list[DraftRow]) -> list[torch.Tensor]:
         """The longest drafts first: those that are done leave at the end."""
-        size = self._kv.block_tokens
         sequences = [row.sequence for row in rows]
-        table = np.zeros((len(rows), max(len(s.block_ids) for s in sequences)), dtype=np.int64)
-        for index, sequence in enumerate(sequences):
-            table[index, : len(sequence.block_ids)] = sequence.block_ids
-        arrays: list[Ints] = [_array([s.token_ids[-1] for s in sequences]), table]
-        for depth in range(rows[0].length):
-            guessed = [row.sequence for row in rows if row.length > depth]
-            positions = [len(sequence.token_ids) - 2 + depth for sequence in guessed]
-            arrays.append(_array(positions))
-            pairs = zip(guessed, positions, strict=True)
-            arrays.append(_array([_slot(sequence, at, size) for sequence, at in pairs]))
-        token_ids, blocks, *by_depth = all_on_device(arrays, self._model.device)
+        table = block_table_of([sequence.block_ids for sequence in sequences])
         hidden = torch.cat([self._last_hidden(sequence) for sequence in sequences])
         found: list[torch.Tensor] = []
         for depth in range(rows[0].length):
-            places, slots = by_depth[2 * depth : 2 * depth + 2]
-            count = len(places)
-            batch = Batch(token_ids[:count], places, slots, blocks[:count])
+            going = [row.sequence for row in rows if row.length > depth]
+            count = len(going)
+            step = StepInput.of_queries(
+                [sequence.token_ids[-1] for sequence in going],
+                [len(sequence.token_ids) - 2 + depth for sequence in going],
+                [1] * count,
+                table[:count],
+                self._kv.block_tokens,
+                num_decodes=count,
+                unread_ids=found[-1][:count] if found else None,
+            )
+            batch = batch_on(self._model.device, step)
             hidden = self._predictor.forward(batch, hidden[:count], self._kv)
-            token_ids = self._predictor.logits(hidden).argmax(dim=-1)
-            found.append(token_ids)
+            found.append(self._predictor.logits(hidden).argmax(dim=-1))
         return found
 
     def _last_hidden(self, sequence: Sequence) -> torch.Tensor:
@@ -144,16 +138,14 @@ class _FollowedRows:
     sequence has one only where the step before kept it."""
 
     kept: dict[str, _Kept]
-    size: int
     token_ids: list[int] = field(default_factory=list)
-    _positions: list[int] = field(default_factory=list)
-    _slots: list[int] = field(default_factory=list)
+    _starts: list[int] = field(default_factory=list)
+    _query_lens: list[int] = field(default_factory=list)
+    _tables: list[list[int]] = field(default_factory=list)
+    _num_decodes: int = 0
     _sources: list[int] = field(default_factory=list)
     """Where each hidden row is: in the step, or behind its last among those that were kept."""
     _earlier: list[torch.Tensor] = field(default_factory=list)
-    _tables: list[list[int]] = field(default_factory=list)
-    """The block table of each row that decodes."""
-    _spans: list[tuple[int, int, int, int, list[int]]] = field(default_factory=list)
     _num_rows: int = 0
     """How many rows the step has so far."""
 
@@ -162,22 +154,17 @@ class _FollowedRows:
         for sequence in schedule.decodes:
             start = len(sequence.token_ids) - 1 - sequence.num_lagging
             tokens = [*sequence.token_ids[start:], *schedule.drafts.get(sequence, ())]
-            num_added = self._add(sequence, start, tokens, total)
-            self._tables += [sequence.block_ids] * num_added
+            self._add(sequence, start, tokens, total)
+        self._num_decodes = len(self._starts)
         for chunk in schedule.prefills:
             tokens = chunk.sequence.token_ids[chunk.start : chunk.end]
-            first_row = len(self.token_ids)
-            num_added = self._add(chunk.sequence, chunk.start, tokens, total)
-            if num_added:
-                end = chunk.end - 1
-                blocks = chunk.sequence.block_ids[: -(-end // self.size)]
-                self._spans.append((first_row, first_row + num_added, end - num_added, end, blocks))
+            self._add(chunk.sequence, chunk.start, tokens, total)
 
-    def _add(self, sequence: Sequence, start: int, tokens: list[int], total: int) -> int:
-        """How many rows those are. A sequence with images is not followed."""
+    def _add(self, sequence: Sequence, start: int, tokens: list[int], total: int) -> None:
+        """A sequence with images is not followed."""
         first_row, self._num_rows = self._num_rows, self._num_rows + len(tokens)
         if sequence.images is not None:
-            return 0
+            return
         kept = self.kept.get(sequence.sequence_id)
         has_first = kept is not None and kept.has(start - 1)
         if has_first and kept is not None:
@@ -185,38 +172,26 @@ class _FollowedRows:
             self._sources.append(total + len(self._earlier))
             self._earlier.append(kept.hidden[row : row + 1])
         skipped = 0 if has_first else 1
+        if skipped == len(tokens):
+            return
         self._sources += range(first_row, first_row + len(tokens) - 1)
         self.token_ids += tokens[skipped:]
-        for position in range(start - 1 + skipped, start - 1 + len(tokens)):
-            self._positions.append(position)
-            self._slots.append(_slot(sequence, position, self.size))
-        return len(tokens) - skipped
+        self._starts.append(start - 1 + skipped)
+        self._query_lens.append(len(tokens) - skipped)
+        self._tables.append(sequence.block_ids)
 
     def hidden(self, step: torch.Tensor) -> torch.Tensor:
         """(num_rows, hidden_size), out of the step's."""
         rows = torch.cat((step, *self._earlier)) if self._earlier else step
-        (sources,) = all_on_device([_array(self._sources)], step.device)
+        (sources,) = all_on_device([np.array(self._sources, dtype=np.int32)], step.device)
         return rows.index_select(0, sources)
 
-    def batch(self, device: torch.device) -> Batch:
-        arrays = [_array(self.token_ids), _array(self._positions), _array(self._slots)]
-        table = np.zeros((len(self._tables), max(map(len, self._tables), default=0)), np.int64)
-        for index, block_ids in enumerate(self._tables):
-            table[index, : len(block_ids)] = block_ids
-        arrays += [table, *(_array(blocks) for *_, blocks in self._spans)]
-        token_ids, positions, slots, decode_blocks, *span_blocks = all_on_device(arrays, device)
-        spans = tuple(
-            PrefillSpan(first_row, last_row, start, end, blocks)
-            for (first_row, last_row, start, end, _), blocks in zip(
-                self._spans, span_blocks, strict=True
-            )
+    def step(self, block_tokens: int) -> StepInput:
+        return StepInput.of_queries(
+            self.token_ids,
+            self._starts,
+            self._query_lens,
+            block_table_of(self._tables),
+            block_tokens,
+            num_decodes=self._num_decodes,
         )
-        return Batch(token_ids, positions, slots, decode_blocks if self._tables else None, spans)
-
-
-def _slot(sequence: Sequence, position: int, size: int) -> int:
-    return sequence.block_ids[position // size] * size + position % size
-
-
-def _array(values: list[int]) -> Ints:
-    return np.array(values, dtype=np.int64)

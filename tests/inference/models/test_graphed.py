@@ -5,6 +5,7 @@ which step runs, and what happens when capturing fails. On a card, the real one 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -115,6 +116,19 @@ def test_the_smallest_step_that_holds_the_rows_runs() -> None:
         graphed.forward(batch_of(num_rows, 1, 0, CPU), kv)
     largest_first = [6, 4, 2, 1]
     assert [largest_first[index] for index in capture.replayed] == [1, 2, 4, 4, 6, 6]
+
+
+@torch.inference_mode()
+def test_a_captured_step_gives_the_logits_that_are_wanted() -> None:
+    capture = FakeCapture()
+    graphed = GraphedDecoder(tiny_model(CPU), capture)
+    kv = filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS))
+    graphed.capture(kv, max_rows=4, context_tokens=16)
+    batch = batch_of(4, 2, 0, CPU)
+    every = graphed.forward(batch, kv).clone()
+    some = graphed.forward(replace(batch, logit_rows=torch.tensor([3, 1])), kv)
+    assert len(capture.replayed) == 2
+    assert torch.equal(some, every[[3, 1]])
 
 
 @torch.inference_mode()

@@ -1,6 +1,6 @@
 """A fresh model's first steps: what the largest take, and how fast prompts go.
 
-They run over blocks of their own, given back afterwards, so that nothing of them is left in the KV
+They run over blocks of their own, released afterwards, so that nothing of them is left in the KV
 cache. What depth costs is measured on blocks that are zero, or are another part of the context as
 well: attention reads them all the same. No step is longer than the context that the model was built
 for.
@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from itertools import accumulate
 
+import numpy as np
 import torch
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.scheduling.chunks import SMALLEST_CHUNK
 from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.step_batch import batch_on
 from inference.models.backend import AnyModel
-from inference.models.batch import EMPTY_STATE, LONE_STATE, NUM_LONE_STATES, Batch, PrefillSpan
+from inference.models.batch import EMPTY_STATE, LONE_STATE, NUM_LONE_STATES
 from inference.models.cache.kv_format import kv_bytes_per_block, kv_bytes_per_token
 from inference.models.cache.layout import cache_layout
 from inference.models.layers.attention import MOST_GATHERED_BYTES
+from inference.models.step_input import Ints, StepInput
 from inference.protocol.prefill_speed import PrefillSpeed
 
 LARGEST_TRIAL_OPERATIONS = 10**11
@@ -39,24 +42,26 @@ def run_largest_steps(
     model: AnyModel, limits: SchedulerLimits, context_tokens: int, num_parameters: int
 ) -> int:
     """The most rows that a step holds of prompts and of sequences that decode, a chunk at a
-    context's end, and the widest decode step, for somebody else's gauge to see. On a CPU a model
+    context's end, and the widest decode step, for the gauge of the caller to see. On a CPU a model
     that copies no context takes no more for a deep row than for one that has just begun: there the
     first of these is all. Returns the bytes of the blocks and states that they ran over, which the
     gauge sees too."""
     device, most_rows = model.device, _most_rows(model.device, num_parameters)
     num_tokens = min(limits.prefill_tokens_per_step, most_rows)
     num_rows = min(limits.max_running, most_rows)
-    prompts = _prompts(num_tokens, context_tokens, device)
-    num_blocks = sum(len(span.block_ids) for span in prompts.spans)
+    mixed = _mixed_step(num_rows, num_tokens, context_tokens)
+    num_blocks = int(mixed.block_table.max()) + 1
     kv = model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS, NUM_LONE_STATES)
-    model.forward(_beside_decodes(prompts, num_rows), kv)
+    model.forward(batch_on(device, mixed), kv)
     num_columns = _num_blocks(context_tokens)
     if model.copies_context:
         num_last = num_tokens if device.type == "cuda" else SMALLEST_CHUNK
-        model.forward(_last_chunk(num_last, context_tokens, num_blocks, device), kv)
+        start = max(0, context_tokens - num_last)
+        model.forward(batch_on(device, _chunk(start, context_tokens, num_blocks)), kv)
         num_columns = min(num_columns, _columns_to_gather(model, num_rows))
     if model.copies_context or device.type == "cuda":
-        model.forward(_decode_batch(num_rows, num_columns, device), kv)
+        num_context = min(context_tokens, num_columns * DEFAULT_BLOCK_TOKENS)
+        model.forward(batch_on(device, _decode_step(num_rows, num_context)), kv)
     _synchronize(device)
     block_bytes = kv_bytes_per_block(model.config, DEFAULT_BLOCK_TOKENS, model.kv_format)
     state_bytes = NUM_LONE_STATES * cache_layout(model.config).state_bytes_per_slot
@@ -78,7 +83,7 @@ def measure_prefill(
 
     def chunk_s(start: int, end: int) -> float:
         began_s = clock()
-        model.forward(_prefill_batch(start, end, model.device), kv)
+        model.forward(batch_on(model.device, _chunk(start, end)), kv)
         _synchronize(model.device)
         return clock() - began_s
 
@@ -121,77 +126,62 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _prefill_batch(start: int, end: int, device: torch.device) -> Batch:
-    token_ids = torch.zeros(end - start, dtype=torch.int64, device=device)
-    return Batch.of_sequence(token_ids, DEFAULT_BLOCK_TOKENS, start=start)
-
-
-def _prompts(num_tokens: int, context_tokens: int, device: torch.device) -> Batch:
-    """The starts of as many sequences as it takes, each in blocks of its own."""
-    spans: list[PrefillSpan] = []
-    slots: list[torch.Tensor] = []
-    first_block = 0
-    for first_row in range(0, num_tokens, context_tokens):
-        length = min(context_tokens, num_tokens - first_row)
-        blocks = torch.arange(first_block, first_block + _num_blocks(length), device=device)
-        spans.append(PrefillSpan(first_row, first_row + length, 0, length, blocks))
-        slots.append(torch.arange(length, device=device) + first_block * DEFAULT_BLOCK_TOKENS)
-        first_block += len(blocks)
-    lasts = [span.last_row - 1 for span in spans]
-    return Batch(
-        token_ids=torch.zeros(num_tokens, dtype=torch.int64, device=device),
-        positions=torch.cat([torch.arange(span.end, device=device) for span in spans]),
-        slots=torch.cat(slots),
-        spans=tuple(spans),
-        logit_rows=torch.tensor(lasts, device=device),
+def _chunk(start: int, end: int, num_blocks: int | None = None) -> StepInput:
+    """Part of one sequence's prompt. Its blocks are ``num_blocks``, over and over; ``None``: as
+    many as it takes."""
+    blocks = np.arange(_num_blocks(end), dtype=np.int32)
+    return _step(
+        starts=[start],
+        query_lens=[end - start],
+        table=(blocks if num_blocks is None else blocks % np.int32(num_blocks))[None],
+        num_decodes=0,
     )
 
 
-def _last_chunk(
-    num_tokens: int, context_tokens: int, num_blocks: int, device: torch.device
-) -> Batch:
-    """The end of a sequence as long as may be. Its blocks are ``num_blocks``, over and over."""
-    start = max(0, context_tokens - num_tokens)
-    positions = torch.arange(start, context_tokens, device=device)
-    blocks = torch.arange(_num_blocks(context_tokens), device=device) % num_blocks
-    return Batch(
-        token_ids=torch.zeros_like(positions),
-        positions=positions,
-        slots=positions % (num_blocks * DEFAULT_BLOCK_TOKENS),
-        spans=(PrefillSpan(0, len(positions), start, context_tokens, blocks),),
-        logit_rows=torch.arange(len(positions), device=device)[-1:],
+def _mixed_step(num_rows: int, num_tokens: int, context_tokens: int) -> StepInput:
+    """The starts of as many prompts as ``num_tokens`` take, each in blocks of its own, and
+    ``num_rows`` sequences that decode with a context of one token."""
+    lengths = [
+        min(context_tokens, num_tokens - first) for first in range(0, num_tokens, context_tokens)
+    ]
+    width = _num_blocks(lengths[0])
+    blocks = np.arange(len(lengths), dtype=np.int32)[:, None] * width + np.arange(width)
+    # The last prompt may be shorter: what fills its row up is never read.
+    last_block = (len(lengths) - 1) * width + _num_blocks(lengths[-1]) - 1
+    prompts = np.minimum(blocks, last_block).astype(np.int32)
+    return _step(
+        starts=[0] * (num_rows + len(lengths)),
+        query_lens=[1] * num_rows + lengths,
+        table=np.concatenate((np.zeros((num_rows, width), dtype=np.int32), prompts)),
+        num_decodes=num_rows,
     )
 
 
-def _beside_decodes(prompts: Batch, num_rows: int) -> Batch:
-    """The same prompts, and rows that decode with a context of one token."""
-    decodes = _decode_batch(num_rows, 1, prompts.token_ids.device)
-    spans = (
-        replace(span, first_row=span.first_row + num_rows, last_row=span.last_row + num_rows)
-        for span in prompts.spans
-    )
-    assert prompts.logit_rows is not None
-    of_decodes = torch.arange(num_rows, device=prompts.logit_rows.device)
-    return Batch(
-        token_ids=torch.cat((decodes.token_ids, prompts.token_ids)),
-        positions=torch.cat((decodes.positions, prompts.positions)),
-        slots=torch.cat((decodes.slots, prompts.slots)),
-        block_ids=decodes.block_ids,
-        spans=tuple(spans),
-        logit_rows=torch.cat((of_decodes, prompts.logit_rows + num_rows)),
-        state_reads=decodes.state_reads,
-        state_writes=decodes.state_writes,
+def _decode_step(num_rows: int, num_context: int) -> StepInput:
+    """Rows at the end of a context whose blocks are all the first."""
+    return _step(
+        starts=[num_context - 1] * num_rows,
+        query_lens=[1] * num_rows,
+        table=np.zeros((num_rows, _num_blocks(num_context)), dtype=np.int32),
+        num_decodes=num_rows,
     )
 
 
-def _decode_batch(num_rows: int, num_blocks: int, device: torch.device) -> Batch:
-    zeros = torch.zeros(num_rows, dtype=torch.int64, device=device)
-    block_ids = torch.zeros(num_rows, num_blocks, dtype=torch.int64, device=device)
-    return Batch(
-        token_ids=zeros,
-        positions=zeros,
-        slots=zeros,
-        block_ids=block_ids,
-        state_reads=zeros + EMPTY_STATE,
-        state_writes=zeros + LONE_STATE,
+def _step(*, starts: list[int], query_lens: list[int], table: Ints, num_decodes: int) -> StepInput:
+    """The logits of every sequence's last row."""
+    return StepInput.of_queries(
+        [0] * sum(query_lens),
+        starts,
+        query_lens,
+        table,
+        DEFAULT_BLOCK_TOKENS,
+        num_decodes=num_decodes,
+        logit_rows=[end - 1 for end in accumulate(query_lens)],
+        state_slots=(
+            [
+                LONE_STATE if start and index >= num_decodes else EMPTY_STATE
+                for index, start in enumerate(starts)
+            ],
+            [LONE_STATE] * len(starts),
+        ),
     )

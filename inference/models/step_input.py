@@ -1,0 +1,125 @@
+"""One step's rows as arrays in the host's memory, built once for whatever computes them.
+
+    rows         [ query of sequence 0 ][ query of 1 ][ ... ]
+                 ^ query_start[0]       ^ query_start[1]
+    sequence     [ context: in blocks ........][ query )
+                 0                  context_lens - query
+
+The first ``num_decodes`` sequences decode: their queries are one token, or more where drafts or
+tokens that a state lags behind are among them. The others' queries are parts of prompts. Slots and
+block ids index the keys and values' storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import add
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Ints = npt.NDArray[np.int32]
+ONE = np.int32(1)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    token_ids: Ints
+    """(num_rows,)"""
+    positions: Ints
+    """(num_rows,)"""
+    slots: Ints
+    """(num_rows,) where each row's own keys and values go."""
+    query_start: Ints
+    """(num_seqs + 1,) the first row of each sequence, and how many rows there are."""
+    context_lens: Ints
+    """(num_seqs,) tokens of each sequence, its query included."""
+    block_table: Ints
+    """(num_seqs, width) as wide as the longest context needs; shorter ones are filled up with any
+    valid block."""
+    block_tokens: int
+    num_decodes: int
+    logit_rows: Ints | None = None
+    """(num_logits,) rows whose logits are wanted; ``None``: all."""
+    state_reads: Ints | None = None
+    """(num_seqs,) slots of recurrent states before the step, of a model that has such states."""
+    state_writes: Ints | None = None
+    """(num_seqs,) slots for those after it."""
+    adapters: tuple[Any, ...] | None = None
+    """What ``prepare_adapter`` made for each sequence, ``None`` for those without; ``None``: no
+    sequence has one."""
+    unread_ids: torch.Tensor | None = None
+    """(num_unread,) int64: the first rows' tokens, which only the device knows so far.
+    ``token_ids`` has any there."""
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether every query is one token of a sequence that decodes."""
+        return self.num_decodes == len(self.context_lens) == len(self.positions)
+
+    @classmethod
+    def of_queries(
+        cls,
+        token_ids: Sequence[int] | npt.NDArray[np.integer[Any]],
+        starts: Sequence[int],
+        query_lens: Sequence[int],
+        block_table: Ints,
+        block_tokens: int,
+        *,
+        num_decodes: int,
+        logit_rows: Sequence[int] | None = None,
+        state_slots: tuple[Sequence[int], Sequence[int]] | None = None,
+        adapters: tuple[Any, ...] | None = None,
+        unread_ids: torch.Tensor | None = None,
+    ) -> StepInput:
+        """``token_ids`` of all queries, one after the other; ``starts`` (num_seqs,) positions of
+        their first ones; ``block_table`` (num_seqs, any width that is enough); ``state_slots``:
+        reads and writes."""
+        num_seqs, num_rows = len(starts), len(token_ids)
+        firsts = np.array(starts, dtype=np.int32)
+        if num_rows == num_seqs:  # most steps: each query is one token
+            query_start = np.arange(num_seqs + 1, dtype=np.int32)
+            sequences, positions, context_lens = query_start[:-1], firsts, firsts + ONE
+        else:
+            lens = np.array(query_lens, dtype=np.int32)
+            query_start = np.zeros(num_seqs + 1, dtype=np.int32)
+            np.cumsum(lens, out=query_start[1:])
+            sequences, context_lens = np.repeat(np.arange(num_seqs), lens), firsts + lens
+            positions = np.arange(num_rows, dtype=np.int32) + (firsts - query_start[:-1])[sequences]
+        columns, offsets = np.divmod(positions, np.int32(block_tokens))
+        width = num_blocks(max(map(add, starts, query_lens)), block_tokens)
+        reads, writes = (None, None) if state_slots is None else map(_array, state_slots)
+        return cls(
+            token_ids=np.asarray(token_ids, dtype=np.int32),
+            positions=positions,
+            slots=block_table[sequences, columns] * np.int32(block_tokens) + offsets,
+            query_start=query_start,
+            context_lens=context_lens,
+            block_table=block_table[:, :width],
+            block_tokens=block_tokens,
+            num_decodes=num_decodes,
+            logit_rows=None if logit_rows is None else _array(logit_rows),
+            state_reads=reads,
+            state_writes=writes,
+            adapters=adapters,
+            unread_ids=unread_ids,
+        )
+
+
+def block_table_of(block_ids: Sequence[Sequence[int]]) -> Ints:
+    """(num_seqs, the most blocks that any sequence has), filled up with block 0."""
+    table = np.zeros((len(block_ids), max(map(len, block_ids), default=0)), dtype=np.int32)
+    for row, ids in enumerate(block_ids):
+        table[row, : len(ids)] = ids
+    return table
+
+
+def num_blocks(num_tokens: int, block_tokens: int) -> int:
+    return -(-num_tokens // block_tokens)
+
+
+def _array(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int32)
