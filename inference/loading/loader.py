@@ -39,7 +39,7 @@ from inference.loading.gguf.vocabulary import check_vocabulary
 from inference.loading.image_processor import with_bounded_pixels
 from inference.loading.kv_choice import foreseen_kv_format
 from inference.loading.preflight import (
-    EXPERT_BYTES_PER_WEIGHT,
+    CARD_BYTES_PER_WEIGHT,
     LargestStep,
     MemoryNeed,
     check_fits,
@@ -52,6 +52,7 @@ from inference.loading.safetensors.packed_files import FP8 as FP8_CODES
 from inference.loading.sources.files import ModelFiles
 from inference.loading.sources.sources import fetch_files, fetch_tokenizer
 from inference.loading.tokenizers.directory_tokenizer import directory_tokenizer
+from inference.loading.triton_needs import triton_problem
 from inference.loading.weights.expert_files import by_expert
 from inference.loading.weights.opened_weights import OpenedWeights
 from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization
@@ -69,6 +70,7 @@ from inference.models.weights.weight_source import WeightSource
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
 
 PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
+TABLE = "embed_tokens.weight"
 EXPERTS = ".mlp.experts."
 """In the names of experts' weights and biases."""
 COPY_MARGIN = 2
@@ -241,12 +243,14 @@ def _memory_need(
     is_native = _is_native(spec, device)
     num_ranks, kv_memory_bytes = spec.tensor_parallel, spec.kv_memory_bytes
     packed_experts = _packed_experts(spec, described, device)
+    tables = _quantized_tables(described, device)
+    is_tied = described.config.tie_embeddings
     return memory_need(
         rank_config(described.config, share[0]) if share else described.config,
         [
             (_kept_format(described, name, device), math.prod(files.shape_of(name)))
             for name in files.names
-            if name not in packed_experts
+            if name not in packed_experts and (is_tied or name not in tables)
         ],
         dtype.itemsize,
         largest_step=LargestStep(
@@ -260,7 +264,29 @@ def _memory_need(
         packed_experts=[
             (format, math.prod(files.shape_of(name))) for name, format in packed_experts.items()
         ],
+        tables=[(files.format_of(name), math.prod(files.shape_of(name))) for name in tables],
+        has_packed_kernels=_has_packed_kernels(spec, described, device),
     )
+
+
+def _quantized_tables(described: _Described, device: torch.device) -> list[str]:
+    """Tables of tokens whose rows a card looks up in codes. Where the output head is tied to
+    one, the head is packed beside it."""
+    files = described.files
+    if device.type == "cpu" or family_of(described.config).is_foreign:
+        return []
+    return [
+        name
+        for name in files.names
+        if name.endswith(TABLE) and files.format_of(name) in CARD_BYTES_PER_WEIGHT
+        if files.format_of(name) != FP8_CODES
+    ]
+
+
+def _has_packed_kernels(spec: LoadSpec, described: _Described, device: torch.device) -> bool:
+    """As far as is known before one is tried."""
+    is_exact = spec.dtype == "float32" or family_of(described.config).is_foreign
+    return device.type == "cuda" and not is_exact and triton_problem() is None
 
 
 def _kept_format(described: _Described, name: str, device: torch.device) -> str:
@@ -282,7 +308,7 @@ def _packed_experts(spec: LoadSpec, described: _Described, device: torch.device)
     return {
         name: format
         for name, format in formats.items()
-        if format in EXPERT_BYTES_PER_WEIGHT and (format != FP8_CODES or has_fp8(files, name))
+        if format in CARD_BYTES_PER_WEIGHT and (format != FP8_CODES or has_fp8(files, name))
     }
 
 

@@ -18,6 +18,8 @@ SHORTEST_CONTEXT_TOKENS = 256
 
 GROUPED_4_BIT = frozenset({"Q4_0", "Q4_1", "Q4_K", "INT4", "q4"})
 GROUPED_8_BIT = frozenset({"Q5_0", "Q8_0", "INT8", "q5", "q6", "q8", "MXFP4"})
+MXFP4, FP8_FILES = "MXFP4", "F8_E4M3"
+"""Only experts are kept in these."""
 FP8 = "fp8"
 """Small letters: quantised while loading. torch's kernel takes q5 and q6 as 8 bits."""
 BYTES_PER_4_BIT_WEIGHT = 0.5 + 4 / 32
@@ -41,7 +43,7 @@ NATIVE_BYTES_PER_WEIGHT = {
     "Q6_K": 0.8203125,
 }
 """As the native decoder packs them: ``inference/models/native/formats.h``."""
-EXPERT_BYTES_PER_WEIGHT = {
+CARD_BYTES_PER_WEIGHT = {
     "Q4_0": 0.625,
     "Q4_1": 0.625,
     "Q5_0": 0.8125,
@@ -61,8 +63,10 @@ EXPERT_BYTES_PER_WEIGHT = {
     "Q6_K": 0.875,
     "F8_E4M3": 1.0625,
 }
-"""As a card keeps experts: ``inference/models/cuda/{packed,experts}.py``. Of fp8: with scales of
-blocks."""
+"""As a card's own kernels keep experts and projections, ``inference/models/cuda/packed.py`` and
+``experts.py``. Of fp8: with scales of blocks."""
+BYTES_PER_TABLE_WEIGHT = 1 + 4 / 32
+"""Of a quantised table on a card, whose rows are looked up: a byte for each code."""
 COPY_BYTES = 2
 """What the bfloat16 copy takes of each weight that prompt rows are multiplied with."""
 LOGIT_BYTES = 4
@@ -112,18 +116,22 @@ def memory_need(
     is_native: bool = False,
     kv_memory_bytes: int | None = None,
     packed_experts: Iterable[tuple[str, int]] = (),
+    tables: Iterable[tuple[str, int]] = (),
+    has_packed_kernels: bool = False,
 ) -> MemoryNeed:
     """``tensors``: format and number of elements of each. ``is_native``: the native decoder will
     pack them, every quantised format. ``packed_experts``: like ``tensors``, in formats that
-    a card keeps experts in."""
-    weight_bytes = sum(
-        EXPERT_BYTES_PER_WEIGHT[format] * number for format, number in packed_experts
-    )
+    a card keeps experts in. ``tables``: quantised tables of tokens on a card.
+    ``has_packed_kernels``: the card keeps projections packed, those of 5 and 6 bits too."""
+    weight_bytes = sum(CARD_BYTES_PER_WEIGHT[format] * number for format, number in packed_experts)
+    weight_bytes += sum(BYTES_PER_TABLE_WEIGHT * number for _, number in tables)
     num_quantized = 0
     for format, num_elements in tensors:
-        native_bytes = NATIVE_BYTES_PER_WEIGHT.get(format) if is_native else None
+        own_bytes = NATIVE_BYTES_PER_WEIGHT.get(format) if is_native else None
+        if has_packed_kernels:
+            own_bytes = _card_bytes_per_weight(format)
         weight_bytes += num_elements * (
-            native_bytes or _bytes_per_weight(format, dense_bytes_per_weight)
+            own_bytes or _bytes_per_weight(format, dense_bytes_per_weight)
         )
         num_quantized += num_elements if format in GROUPED_4_BIT | GROUPED_8_BIT else 0
     step = largest_step or LargestStep(prompt_rows=0, decode_rows=0)
@@ -180,6 +188,16 @@ def _bytes_per_weight(format: str, dense_bytes: int) -> float:
     if format == FP8:
         return 1
     return BYTES_PER_8_BIT_WEIGHT if format in GROUPED_8_BIT else dense_bytes
+
+
+def _card_bytes_per_weight(format: str) -> float | None:
+    """The more of torch's kernel and the card's own, where there are both: the faster one is chosen
+    once both are there. ``None``: neither keeps it packed."""
+    own = CARD_BYTES_PER_WEIGHT.get(format)
+    if own is None or format in (MXFP4, FP8_FILES):
+        return None
+    has_torch_kernel = format in GROUPED_4_BIT | {"Q8_0", "INT8", "q8"}
+    return max(own, _bytes_per_weight(format, 0)) if has_torch_kernel else own
 
 
 def check_fits(need: MemoryNeed, free_bytes: int, device: str, *, num_sharing: int = 1) -> None:

@@ -61,6 +61,30 @@ def test_the_native_decoder_packs_every_format() -> None:
     assert memory_need(CONFIG, tensors, 4, kv_format="fp32").weight_bytes == 16000 + 4 * 25600 + 40
 
 
+@pytest.mark.parametrize(
+    ("format", "num_bytes"),
+    [("Q5_K", 2800), ("Q6_K", 2800), ("q5", 2600), ("q6", 2600), ("Q4_K", 2000), ("Q8_0", 3600)],
+)
+def test_a_card_keeps_projections_packed(format: str, num_bytes: int) -> None:
+    """Not dense, and those of 5 and 6 bits not in 8. Where torch has a kernel too, the
+    larger of the two counts: the faster one is chosen later."""
+    tensors = [(format, 3200), ("F16", 10)]
+    need = memory_need(CONFIG, tensors, 2, kv_format="bf16", has_packed_kernels=True)
+    assert need.weight_bytes == num_bytes + 20
+
+
+def test_what_only_experts_are_packed_in_is_dense_elsewhere() -> None:
+    tensors = [("F8_E4M3", 3200)]
+    need = memory_need(CONFIG, tensors, 2, kv_format="bf16", has_packed_kernels=True)
+    assert need.weight_bytes == 6400
+
+
+def test_a_quantised_table_takes_a_byte_for_each_code() -> None:
+    """Its rows are looked up: they are not packed."""
+    need = memory_need(CONFIG, [], 2, kv_format="bf16", tables=[("Q4_K", 3200)])
+    assert need.weight_bytes == 3600
+
+
 def test_the_need_counts_the_largest_step_and_what_earlier_loads_taught() -> None:
     tensors = [("F32", 1000)]
     step = LargestStep(prompt_rows=10, decode_rows=3)
