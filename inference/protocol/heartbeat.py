@@ -62,6 +62,8 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What it draws."""
     reserved_bytes: int = 0
     """Promised to loads and loaded models that do not hold it yet; not in the free memory."""
+    has_host_memory: bool = False
+    """A card whose memory is the host's (unified memory): what one takes, the other lacks."""
 
 
 def device_name(device: DeviceInfo) -> str:

@@ -39,16 +39,17 @@ def visible_cards(
 ) -> list[CudaCard]:
     """The cards that CUDA_VISIBLE_DEVICES leaves to engines, in its order. Entries are numbers,
     (starts of) UUIDs, or parts of cards (``MIG-…``); as in CUDA, the first that matches nothing
-    ends the list."""
+    ends the list. Of a card that is divided, and not named by its parts, CUDA gives a process the
+    first part."""
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
-        return cards
+        return [_first_part(card, nvml) for card in cards]
     chosen = []
     for word in listed.replace(" ", "").split(","):
         card = _card_named(word, cards, nvml)
         if card is None:
             break
-        chosen.append(card)
+        chosen.append(card if word.startswith("MIG-") else _first_part(card, nvml))
     return chosen
 
 
@@ -69,20 +70,26 @@ def card_now(nvml: Any, card: CudaCard, index: int) -> DeviceInfo:
 
 
 def card_memory(nvml: Any, handle: Any) -> HostMemory:
-    """The card's memory. One that has none of its own (unified memory, as on GB10, where NVML does
-    not support the question) has the host's. Raises ``NVMLError``."""
+    """The card's memory. One that has none of its own has the host's. Raises ``NVMLError``."""
+    return _own_memory(nvml, handle) or host_memory()
+
+
+def _own_memory(nvml: Any, handle: Any) -> HostMemory | None:
+    """``None`` of a card with unified memory, as on GB10, where NVML does not support the question.
+    Raises ``NVMLError``."""
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     except nvml.NVMLError as error:
         if getattr(error, "value", None) != nvml.NVML_ERROR_NOT_SUPPORTED:
             raise
-        return host_memory()
+        return None
     return HostMemory(total_bytes=int(memory.total), free_bytes=int(memory.free))
 
 
 def _card(nvml: Any, handle: Any, index: int, driver: str) -> CudaCard:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    memory = card_memory(nvml, handle)
+    own = _own_memory(nvml, handle)
+    memory = own or host_memory()
     info = DeviceInfo(
         index=index,
         kind="cuda",
@@ -91,6 +98,7 @@ def _card(nvml: Any, handle: Any, index: int, driver: str) -> CudaCard:
         free_memory_bytes=memory.free_bytes,
         compute_capability=f"{major}.{minor}",
         driver=driver,
+        has_host_memory=own is None,
     )
     return CudaCard(handle, info)
 
@@ -115,6 +123,12 @@ def _part_named(word: str, cards: list[CudaCard], nvml: Any) -> CudaCard | None:
             if uuid.startswith(word) or word == _older_name(card, handle, nvml):
                 return _part(card, handle, nvml)
     return None
+
+
+def _first_part(card: CudaCard, nvml: Any) -> CudaCard:
+    """The card itself where it is not divided."""
+    handle = next(_parts(card, nvml), None)
+    return card if handle is None else _part(card, handle, nvml)
 
 
 def _parts(card: CudaCard, nvml: Any) -> Iterator[Any]:

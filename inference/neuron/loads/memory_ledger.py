@@ -21,6 +21,7 @@ import msgspec
 
 from inference.protocol.heartbeat import DeviceInfo, device_name
 
+HOST = "cpu"
 Owner = Hashable
 """A replica, compared by identity, or the part of one that is elsewhere."""
 
@@ -43,6 +44,13 @@ class Holding:
 class MemoryLedger:
     def __init__(self) -> None:
         self._holdings: dict[Owner, Holding] = {}
+        self._of_host_memory = frozenset({HOST})
+        """Devices that take of one memory."""
+
+    def share_host_memory(self, cards: Iterable[str]) -> None:
+        """``cards``: all whose memory is the host's. A promise on one of them, or on the CPUs, is
+        one on all."""
+        self._of_host_memory = frozenset({HOST, *cards})
 
     def accept(self, owner: Owner, devices: Sequence[str], num_bytes: int) -> None:
         """``owner`` waits for its turn, after all that are here."""
@@ -133,7 +141,9 @@ class MemoryLedger:
             assert len(set(holding.devices)) == len(holding.devices)
 
     def _on(self, device: str) -> list[Holding]:
-        return [holding for holding in self._holdings.values() if device in holding.devices]
+        """Those of the memory that the device takes of."""
+        sharing = self._of_host_memory if device in self._of_host_memory else {device}
+        return [one for one in self._holdings.values() if not sharing.isdisjoint(one.devices)]
 
     def _change(self, owner: Owner, **changes: int) -> None:
         if (holding := self._holdings.get(owner)) is not None:

@@ -258,6 +258,7 @@ class LoadQueue:
         load.free_before = dict(load.free_at_start)
 
     def _note_held(self, measured: list[DeviceInfo]) -> None:
+        self._ledger.share_host_memory(device_name(one) for one in measured if one.has_host_memory)
         free = {device_name(device): device.free_memory_bytes for device in measured}
         for holding in self._ledger.holdings():
             owner = holding.owner

@@ -162,10 +162,14 @@ class DividedNvml(FakeNvml):
         ("MIG-part0,0,MIG-part2", ["Card 1 MIG part 0", "Card 0", "Card 1 MIG part 2"]),
         ("MIG-GPU-1abc/12/0", ["Card 1 MIG part 2"]),
         ("MIG-part1,0", []),
+        ("1", ["Card 1 MIG part 0"]),
+        (None, ["Card 0", "Card 1 MIG part 0"]),
     ],
 )
-def test_parts_of_a_card_are_devices(visible: str, names: list[str]) -> None:
-    devices = _run(DividedNvml(), CUDA_VISIBLE_DEVICES=visible).cuda_devices()
+def test_parts_of_a_card_are_devices(visible: str | None, names: list[str]) -> None:
+    """A divided card is never offered whole: a process gets one part of it."""
+    listed = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    devices = _run(DividedNvml(), **listed).cuda_devices()
     assert [device.name for device in devices] == names
     for device in devices:
         if "MIG" in device.name:
@@ -177,6 +181,7 @@ def test_a_card_without_memory_of_its_own_has_the_hosts() -> None:
     discovery = _run(FakeNvml(memory_error=pynvml.NVML_ERROR_NOT_SUPPORTED))
     unified, neighbour, processors = discovery.devices()
     assert unified.total_memory_bytes == processors.total_memory_bytes
+    assert (unified.has_host_memory, neighbour.has_host_memory) == (True, False)
     assert 0 < unified.free_memory_bytes <= processors.total_memory_bytes
     assert neighbour.free_memory_bytes == 21 * GIB
     assert discovery.host().problems == []

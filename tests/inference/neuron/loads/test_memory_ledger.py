@@ -36,6 +36,21 @@ def test_promises_beyond_what_is_free_leave_nothing_and_never_less() -> None:
     assert told.free_memory_bytes == 0
 
 
+def test_a_card_with_the_hosts_memory_is_promised_it_once() -> None:
+    book = MemoryLedger()
+    book.share_host_memory(["cuda:0"])
+    book.accept("a", ["cuda:0"], 30 * GB)
+    book.begin("a", ["cuda:0"], 30 * GB)
+    devices = [card(0, 100), card(1, 24), host(100)]
+    free = [told.free_memory_bytes for told in book.without_promised(devices)]
+    assert free == [70 * GB, 24 * GB, 70 * GB]
+    book.accept("b", ["cpu"], 20 * GB)
+    assert book.limit_bytes("b", "cpu", 100 * GB, 20 * GB) == 70 * GB
+    assert book.outstanding_bytes("cuda:0") == 50 * GB
+    book.share_host_memory([])
+    assert book.outstanding_bytes("cuda:0") == 30 * GB
+
+
 def test_only_its_device_gives() -> None:
     book = MemoryLedger()
     book.accept("a", ["cpu"], 5 * GB)
