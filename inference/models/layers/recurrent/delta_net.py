@@ -82,6 +82,11 @@ def delta_chunks(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor
 
         (I + L) u = beta (v - decayed k S)      L strictly lower: beta kᵢ·kⱼ, decayed from j to i
 
+    How a chunk changes the state follows from its tokens alone, so A and B are made for all chunks
+    at once, and one product a chunk is left to do in their order:
+
+        S ← A S + B      A = decay of the chunk - writing · from_state      B = writing · learnt
+
     It is solved by forward substitution. Its inverse as a sum of powers of L is the same number on
     paper, but where a prompt repeats itself the powers overflow before they cancel.
     """
@@ -100,14 +105,14 @@ def delta_chunks(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor
     reading = chunks.queries * left
     to_end = (total[..., -1:] - total).exp().unsqueeze(-1)
     writing = (chunks.keys * to_end).transpose(-1, -2)
-    parts = []
-    for index in range(len(learnt)):
-        corrected = torch.baddbmm(learnt[index], from_state[index], state, alpha=-1)
-        parts.append(torch.baddbmm(within[index] @ corrected, reading[index], state))
-        kept = state * left[index, :, -1:]
-        state = torch.baddbmm(kept, writing[index], corrected)
-    read = torch.stack(parts).transpose(1, 2).flatten(0, 1)
-    return read[:num_tokens], state
+    kept = left[:, :, -1:] * torch.eye(state.shape[-2], device=state.device)
+    carried, written = kept - writing @ from_state, writing @ learnt
+    states = [state]
+    for carries, writes in zip(carried.unbind(), written.unbind(), strict=True):
+        states.append(torch.baddbmm(writes, carries, states[-1]))
+    before = torch.stack(states[:-1])
+    read = within @ (learnt - from_state @ before) + reading @ before
+    return read.transpose(1, 2).flatten(0, 1)[:num_tokens], states[-1]
 
 
 def decay_between(total: torch.Tensor) -> torch.Tensor:

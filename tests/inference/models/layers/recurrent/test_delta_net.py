@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_chunk_gated_delta_rule,
     torch_recurrent_gated_delta_rule,
 )
 
 from inference.models.layers.recurrent.delta_net import (
+    CHUNK_TOKENS,
     DeltaInputs,
     delta_chunks,
     delta_step,
@@ -212,3 +216,38 @@ def test_gates_are_float32_whatever_the_activations() -> None:
     expected = -torch.tensor([16.0, 0.5]) * softplus
     torch.testing.assert_close(log_decay[0], expected)
     torch.testing.assert_close(beta[0], torch.tensor([2.0, -2.0]).sigmoid())
+
+
+class CountedOperators(TorchDispatchMode):
+    """How many of torch's operators run, each of which a card launches by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def test_one_product_a_chunk_is_left_to_do_in_order() -> None:
+    """All else is done for all chunks of a prompt at once."""
+    counts = []
+    for num_chunks in (4, 20):
+        inputs = RawInputs(CHUNK_TOKENS * num_chunks, seed=5).ours()
+        with CountedOperators() as counted:
+            delta_chunks(inputs, torch.zeros(STATE_SHAPE))
+        counts.append(counted.number)
+    assert counts[1] - counts[0] == 16
+
+
+def test_chunks_leave_the_state_that_tokens_one_by_one_leave() -> None:
+    inputs = RawInputs(CHUNK_TOKENS * 5 + 7, seed=6, forgets=0.01).ours()
+    state = torch.randn(STATE_SHAPE, generator=torch.Generator().manual_seed(7))
+    read, end = delta_chunks(inputs, state)
+    states, expected = state.unsqueeze(0), []
+    for index in range(len(inputs.values)):
+        one, states = delta_step(part(inputs, index, index + 1), states)
+        expected.append(one)
+    torch.testing.assert_close(read, torch.cat(expected), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(end, states[0], rtol=1e-4, atol=1e-5)
