@@ -313,7 +313,7 @@ def _packed_experts(spec: LoadSpec, described: _Described, device: torch.device)
 
 
 def _is_native(spec: LoadSpec, device: torch.device) -> bool:
-    """As far as can be told before the model is built."""
+    """As far as is known before the model is built."""
     is_cpu_float = device.type == "cpu" and choose_dtype(spec, device) == torch.float32
     return is_cpu_float and spec.tensor_parallel == 1 and find_compiler() is not None
 
@@ -325,7 +325,7 @@ def _factory(
     return LinearFactory(
         device,
         choose_dtype(spec, device),
-        # Of ranks, all have them or none: what they tell each other must be the same.
+        # Of ranks, all have them or none: what they sum must be the same.
         prefill_copies=spec.tensor_parallel == 1 and spare_bytes > COPY_MARGIN * need.copy_bytes,
         exact=spec.dtype == "float32",
         fp8=spec.quantization == "fp8",

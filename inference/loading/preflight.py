@@ -1,6 +1,6 @@
 """Answers before a byte is allocated whether a model fits.
 
-Imports no torch: sizes come from file headers, free memory from whoever asks.
+Imports no torch: sizes come from file headers, free memory from the caller.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class MemoryNeed:
     step_bytes: int = 0
     """Activations of the largest step."""
     picture_bytes: int = 0
-    """Rows of pictures that may be kept."""
+    """Rows of images that may be kept."""
     correction_bytes: int = 0
     """What earlier loads took beyond an estimate like this one; below 0 where they took less."""
 
@@ -173,7 +173,7 @@ def _mixer_numbers(config: ModelConfig) -> int:
 
 def _mlp_numbers(config: ModelConfig) -> int:
     """How many numbers a row's gates and the rest come out as, of all the experts that it goes to;
-    and of those also the row itself, sorted by expert, and what they say."""
+    and of those also the row itself, sorted by expert, and their outputs."""
     dense = 2 * config.intermediate_size if "dense" in config.mlp_kinds else 0
     if config.experts is None:
         return dense
