@@ -16,6 +16,8 @@ from fleet.management.backend import NO_ANSWER, refusal_of
 QUESTION = "Reply with exactly one word: pineapple"
 WORD = "pineapple"
 MAX_TOKENS = 512
+NO_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+"""A model's own penalties keep it from the words of the question, and the answer is one of them."""
 REQUEST_TIMEOUT_S = 600.0
 BUSY_STATUSES = (429, 503)
 BUSY_RETRY_S = 5.0
@@ -68,6 +70,7 @@ def _asked(model: str, probe: Probe, post: Post) -> str | None:
     body = {
         "model": model,
         "temperature": 0,
+        **NO_PENALTIES,
         "max_tokens": probe.max_tokens,
         "messages": [{"role": "user", "content": probe.question}],
     }

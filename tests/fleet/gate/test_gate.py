@@ -52,6 +52,7 @@ class FakeFleet:
         self.overviews = list(overviews)
         self.answers = answers or {}
         self.asked: list[tuple[str, str]] = []
+        self.penalties: list[Any] = []
         self.served_by = "beast"
         self.uses: dict[str, int] = {}
         self.now_s = 0.0
@@ -65,6 +66,7 @@ class FakeFleet:
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         self.asked.append((path, body["model"]))
+        self.penalties += [value for key, value in body.items() if key.endswith("_penalty")]
         self.uses[self.served_by] = self.uses.get(self.served_by, 0) + 1
         answer = self.answers.get(body["model"], chat("Pineapple."))
         if isinstance(answer, list):
@@ -102,6 +104,12 @@ def test_what_was_loaded_is_waited_for() -> None:
     assert fleet.gate("beast").problems([QWEN_ON_BEAST]) == []
     assert fleet.asked == [("/v1/chat/completions", "qwen")]
     assert "qwen on beast: green" in fleet.said
+
+
+def test_a_models_own_penalties_do_not_keep_it_from_the_words_of_the_question() -> None:
+    fleet = FakeFleet(overview(neuron(qwen="ready")))
+    assert fleet.gate().problems([]) == []
+    assert fleet.penalties == [1, 0, 0]
 
 
 def test_what_does_not_come_is_red_and_nothing_is_asked() -> None:
