@@ -49,6 +49,8 @@ class JsonCall:
         self.lacks_brace = False
         """Whether the object ended without its own closing brace."""
         self._has_two_openings = False
+        self.is_foreign = False
+        """Whether its first key is none of a call's."""
         self._tools = tools
         self._is_marked = is_marked
         self._stream = stream
@@ -73,7 +75,8 @@ class JsonCall:
     def may_lack_opening(self) -> bool:
         """Whether one brace more behind the object may be the end of an object inside of it, whose
         beginning is missing."""
-        has_inner = bool(self._members.keys() & {*ARGUMENTS_KEYS, "function"})
+        inner = (self._members.get(key) for key in (*ARGUMENTS_KEYS, "function"))
+        has_inner = any(isinstance(one, dict) for one in inner)
         return not (self.has_streamed or has_inner or self._has_two_openings)
 
     def close(self) -> None:
@@ -109,6 +112,7 @@ class JsonCall:
         position = self._scanner.feed(text, position)
         if self._scanner.state is ReadState.COMPLETE:
             self._key = read_json(self._scanner.take())
+            self.is_foreign = not self._members and self._key not in CALL_KEYS
             self._read = self._read_colon
             is_foreign = not self._is_marked and self._key not in CALL_KEYS
             if self._key in self._members or is_foreign:

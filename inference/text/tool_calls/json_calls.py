@@ -36,6 +36,8 @@ class JsonCalls(CallReader):
         self._is_apart = True
         """Whether anything stands between the call that is read and the one before it. Otherwise it
         is not known where one ends and the other begins."""
+        self._is_on_the_line = False
+        """Whether it begins on the line on which that one ends, so that it may be a part of it."""
         self._call: JsonCall | None = None
         self._read = self._read_start
 
@@ -77,7 +79,7 @@ class JsonCalls(CallReader):
             self._lacks_brace = call.lacks_brace
             self._may_lack_opening = call.may_lack_opening
         elif not call.has_streamed:
-            if not self._is_apart:
+            if not self._is_apart or (call.is_foreign and self._is_on_the_line):
                 self.calls.clear()
             self._break()
             return
@@ -94,6 +96,7 @@ class JsonCalls(CallReader):
             return self._break(position)
         if character == "{":
             self._is_apart = bool(self._tail)
+            self._is_on_the_line = "\n" not in self._tail
             return self._begin_call(position)
         if character == "}" and self._num_extra_braces < MAX_EXTRA_BRACES:
             self._num_extra_braces += 1

@@ -43,6 +43,14 @@ EXAMPLES: dict[str, tuple[str, Told]] = {
         _wrapped('{"name": "get_weather", "city": "Paris"}}'),
         [_wrapped('{"name": "get_weather", "city": "Paris"}}')],
     ),
+    "arguments that are null, and a brace whose opening is missing": (
+        _wrapped('{"name": "get_weather", "arguments": null}}'),
+        [_wrapped('{"name": "get_weather", "arguments": null}}')],
+    ),
+    "an object beside a call, which may be a part of it": (
+        _wrapped(WEATHER + ' {"days": 3}'),
+        [_wrapped(WEATHER + ' {"days": 3}')],
+    ),
     "arguments beside the name, in doubled braces": (
         _wrapped('{{"name": "get_weather", "city": "Paris"}}'),
         [PARIS],

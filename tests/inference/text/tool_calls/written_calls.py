@@ -85,6 +85,10 @@ def _call(value: Any) -> tuple[str, Arguments]:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError("no call")
     arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = lenient_json(arguments or "{}")
+    if arguments is None:
+        arguments = {}
     if not isinstance(arguments, dict):
         raise ValueError("no arguments")
     return value["name"], arguments
@@ -309,7 +313,8 @@ WRITINGS: dict[str, Writing] = {
         _around("[TOOL_CALLS][", CALL, "]"), _marked(r"\[TOOL_CALLS\](.*)", _objects)
     ),
     "mistral_named": Writing(
-        _head("[TOOL_CALLS]", "[ARGS]", ""), _named(r"\[TOOL_CALLS\]\s*(\S+?)\s*\[ARGS\](.*)")
+        _head("[TOOL_CALLS]", "[ARGS]", ""),
+        _named(r"\[TOOL_CALLS\]\s*([^\s{]+?)\s*(?:\[ARGS\])?\s*(\{.*)"),
     ),
     "granite": Writing(
         _around("<|tool_call|>[", CALL, "]"), _marked(r"<\|tool_call\|>(.*)", _objects)
@@ -328,7 +333,7 @@ WRITINGS: dict[str, Writing] = {
     ),
     "kimi": Writing(
         _head(*KIMI, KIMI_END),
-        _named(f"{_e(KIMI[0])}(\\S+?){_e(KIMI[1])}(.*?){_e(KIMI_END[:17])}.*"),
+        _named(f"{_e(KIMI[0])}(\\S+?){_e(KIMI[1])}(\\{{.*\\}})\\s*(?:<\\|tool_call.*)?"),
     ),
     "harmony": Writing(_head(*HARMONY, ""), _named(f"{_e(HARMONY[0])}(\\S+){_e(HARMONY[1])}(.*)")),
     "qwen_coder": Writing(
