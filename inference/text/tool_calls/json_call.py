@@ -49,8 +49,8 @@ class JsonCall:
         self.lacks_brace = False
         """Whether the object ended without its own closing brace."""
         self._has_two_openings = False
-        self.is_foreign = False
-        """Whether its first key is none of a call's."""
+        self.is_no_call = False
+        """Whether its first key is none of a call's, or it has no key."""
         self._tools = tools
         self._is_marked = is_marked
         self._stream = stream
@@ -105,6 +105,7 @@ class JsonCall:
             return position
         if character == "}":
             self._has_trailing_comma = self._has_trailing_comma or bool(self._members)
+            self.is_no_call |= not self._members
             return self._end(position + 1)
         return position + 1 if character in WHITESPACE else self._stop(position)
 
@@ -112,7 +113,7 @@ class JsonCall:
         position = self._scanner.feed(text, position)
         if self._scanner.state is ReadState.COMPLETE:
             self._key = read_json(self._scanner.take())
-            self.is_foreign = not self._members and self._key not in CALL_KEYS
+            self.is_no_call |= not self._members and self._key not in CALL_KEYS
             self._read = self._read_colon
             is_foreign = not self._is_marked and self._key not in CALL_KEYS
             if self._key in self._members or is_foreign:

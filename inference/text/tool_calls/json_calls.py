@@ -79,7 +79,7 @@ class JsonCalls(CallReader):
             self._lacks_brace = call.lacks_brace
             self._may_lack_opening = call.may_lack_opening
         elif not call.has_streamed:
-            if not self._is_apart or (call.is_foreign and self._is_on_the_line):
+            if not self._is_apart or (call.is_no_call and self._is_on_the_line):
                 self.calls.clear()
             self._break()
             return

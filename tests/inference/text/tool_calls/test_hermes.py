@@ -48,8 +48,12 @@ EXAMPLES: dict[str, tuple[str, Told]] = {
         [_wrapped('{"name": "get_weather", "arguments": null}}')],
     ),
     "an object beside a call, which may be a part of it": (
-        _wrapped(WEATHER + ' {"days": 3}'),
-        [_wrapped(WEATHER + ' {"days": 3}')],
+        _wrapped(WEATHER + ' {"days": 3, "city": }'),
+        [_wrapped(WEATHER + ' {"days": 3, "city": }')],
+    ),
+    "an empty object beside a name, which may be its arguments": (
+        _wrapped('{"name": "get_weather"},{}'),
+        [_wrapped('{"name": "get_weather"},{}')],
     ),
     "arguments beside the name, in doubled braces": (
         _wrapped('{{"name": "get_weather", "city": "Paris"}}'),
