@@ -131,10 +131,11 @@ class CatalogueModelAdmin(UnfoldAdmin):
     @display(description="Loaded on")
     def loaded_on(self, model: CatalogueModel) -> str:
         outdated = outdated_replicas(model)
-        return ", ".join(
+        replicas = (
             f"{replica.neuron.name} ({replica.status}{', outdated' * (replica in outdated)})"
             for replica in model.replicas.all()
         )
+        return ", ".join([*replicas, *(f"{name} (kept unloaded)" for name in model.unloaded_from)])
 
     @display(description="Weights", ordering="weight_bytes")
     def weight_size(self, model: CatalogueModel) -> str:

@@ -159,6 +159,17 @@ def test_a_changed_context_says_what_runs_by_the_old_one_and_how_to_reload(
     assert LoadJob.objects.get().kind == "reload"
 
 
+def test_a_pinned_model_that_is_kept_unloaded_shows_it(
+    admin_client, model, beat, build, sent
+) -> None:
+    model.pinned = True
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned"])
+    beat(replicas=[build.replica()])
+    services.model_unload_to_stay(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    beat(replicas=[])
+    assert "beast (kept unloaded)" in page(admin_client, "cataloguemodel")
+
+
 def test_reloading_what_is_not_outdated_says_so(admin_client, model, beat, build, sent) -> None:
     beat(replicas=[build.replica(spec_digest=model.entry().spec_digest())])
     html = act(admin_client, "cataloguemodel", "reload_outdated", model)
