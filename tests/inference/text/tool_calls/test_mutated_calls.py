@@ -2,7 +2,7 @@
 
 Each format's valid calls are changed by a few characters: cut, doubled, swapped, moved, replaced.
 What comes out is the call, the text as it was written, or what a strict reading of the changed text
-says too. ``HELEXA_MUTATED_CALLS`` says how many changes to try over all formats.
+says too. ``HELEXA_MUTATED_CALLS`` changes are tried over all formats, by ``HELEXA_FUZZ_SEED``.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tests.inference.text.tool_calls.written_calls import (
 from tests.time_limit import LIMIT_S
 
 MANY = int(os.environ.get("HELEXA_MUTATED_CALLS", "").strip() or 480)
+SEED = os.environ.get("HELEXA_FUZZ_SEED", "")
 PIECES = [*"{}[]\"'\\:,<>/=()_ \n#a1", "}}", '"}', "},", '",', '": ', "null", "\\u00", "</", "`"]
 MAX_SPAN = 24
 MAX_S_OF_A_CHANGE = 0.1
@@ -154,7 +155,7 @@ def test_valid_calls_are_read_wherever_they_are_cut(name: str) -> None:
 @pytest.mark.limit_s(max(LIMIT_S, MAX_S_OF_A_CHANGE * MANY / len(WRITINGS)))
 @pytest.mark.parametrize("name", WRITINGS)
 def test_a_changed_call_is_the_call_or_text(name: str) -> None:
-    chooser = random.Random(f"{name} {MANY}")
+    chooser = random.Random(f"{name} {MANY}{SEED}")
     for _ in range(max(1, MANY // len(WRITINGS))):
         called, arguments = call = chooser.choice(ARGUMENTS)
         written = mutated(WRITINGS[name].write(called, arguments), chooser)
