@@ -1,7 +1,7 @@
-"""Connections of gateways, controls and neurons, which Redis keeps when it closes others.
+"""Connections of gateways and controls, which Redis keeps when it closes others.
 
 Redis bounds what all connections hold together (``maxmemory-clients``) and closes the largest. An
-invited host may hold much of that, so connections of others are exempt: ``CLIENT NO-EVICT``. The
+invited host may hold much of that, so theirs are exempt: ``CLIENT NO-EVICT``. The
 user of an invited host may not ask for it.
 """
 

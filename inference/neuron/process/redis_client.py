@@ -11,8 +11,6 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from inference.redis_connections import connect_exempt
-
 SOCKET_TIMEOUT_S = 2.0
 REFUSED_LIMIT_S = 60.0
 
@@ -82,7 +80,6 @@ def connect(redis_url: str) -> redis.Redis:
         socket_timeout=SOCKET_TIMEOUT_S,
         socket_connect_timeout=SOCKET_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
-        redis_connect_func=connect_exempt,
     )
     return redis.Redis.from_pool(link)
 
