@@ -201,3 +201,5 @@ ATTACKS: dict[str, Attack] = {
     "unread answers": unread_answers,
     "forged reports": junk_reports,
 }
+FILLS_REDIS = ("large reports",)
+"""Redis holds what these write until the control has looked, once a second: decision 38."""

@@ -7,6 +7,7 @@
     test_listings      every field of what else it lists: held requests, downloads, engine logs
     test_bills         every field of its usage reports wrong, and receipts that are not its own
     test_floods        too many bytes and keys: it is cut off with its reason, and no other is
+    test_redis_memory  what its connections can make Redis hold before the control has looked
     test_whole_server  every attack of ``benchmarks/gateway/hostile_host.py`` beside honest clients
 
 Keys and messages are not listed here: ``families.py`` finds the keys in ``inference.protocol.keys``
