@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 MAX_VALUE_BYTES = 4 * 1024 * 1024
 """Of one argument of a command, and so of one value: ``proto-max-bulk-len``. Chat templates in load
 messages are the largest; requests and images go in pieces."""
-MAX_CLIENTS_BYTES = 32 * 1024 * 1024
+MAX_CLIENTS_BYTES = 24 * 1024 * 1024
 """Of all connections together: ``maxmemory-clients``. One that asks and does not read would take
 all memory otherwise. An honest neuron's take a few MiB, whatever it is sent."""
 NO_EVICT = ("CLIENT", "NO-EVICT", "ON")

@@ -149,7 +149,7 @@ def test_redis(told: dict[str, Any], level: Level) -> None:
         (["default"], 0, 512 << 20, 0),
         (["default", "neuron-beast"], 0, 512 << 20, 2),
         (["default", "neuron-beast"], 1 << 30, 4 << 20, 1),
-        (["default", "neuron-beast"], 32 << 20, 4 << 20, 0),
+        (["default", "neuron-beast"], 24 << 20, 4 << 20, 0),
     ],
 )
 def test_a_redis_that_invited_hosts_reach_is_bounded(
