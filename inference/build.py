@@ -41,10 +41,10 @@ class Build:
 
 @cache
 def this_build(build_file: Path = BUILD_FILE, checkout: Path = HERE.parent) -> Build:
-    """Never raises: a copy that nobody knows runs all the same."""
+    """The build of this copy. Never raises: without build information it is unknown."""
     try:
-        told: dict[str, Any] = json.loads(build_file.read_text())
-        return Build(**told)
+        fields: dict[str, Any] = json.loads(build_file.read_text())
+        return Build(**fields)
     except (OSError, ValueError, TypeError):
         return build_of_checkout(checkout)
 

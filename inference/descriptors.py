@@ -1,10 +1,11 @@
-"""File descriptors of this process: the limit, and what of it clients may take.
+"""File descriptors of this process: the limit, and how many of them clients may use.
 
     0 ────────────────────────── refuse_from ───────── stop_from ────────────── limit
       own files, clients           clients, refused      kept for the database,
                                    with an answer        Redis and files
 
-The kernel gives a new connection the lowest free number, so that number says how many are in use.
+The kernel gives a new connection the lowest free number, so that number is about how many are in
+use.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import resource
 from dataclasses import dataclass
 
 MOST = 1_048_576
-"""What is asked for where the hard limit is infinite: Linux' own default bound."""
+"""The limit that is set where the hard limit is infinite: Linux' default bound."""
 MAX_RESERVE = 128
 """Databases take up to three descriptors in each thread, and each upload and file one."""
 MAX_REFUSED = 64

@@ -36,7 +36,7 @@ class Role(Enum):
     NEURON = REDIS | HUGGINGFACE  # which it hands on to its engines
     ENGINE = HUGGINGFACE
     OTHER = frozenset[str]()
-    """A program that is not ours, or knows nobody: pip, a compiler, Redis, the guardian."""
+    """A program that needs no secrets: pip, a compiler, Redis, the guardian."""
 
 
 def is_secret(name: str, value: str) -> bool:

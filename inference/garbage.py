@@ -21,8 +21,8 @@ _is_done = False
 
 
 def keep_imports() -> None:
-    """What is there by now is looked at no more. For a process that has imported what it needs; it
-    does nothing when it is called again, so that nothing that may go is kept."""
+    """Exempt all present objects from garbage collection. A process calls it after its imports. A
+    second call does nothing, so that no garbage is kept."""
     global _is_done
     with _lock:
         if _is_done:

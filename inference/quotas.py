@@ -49,7 +49,8 @@ class Quota:
 
 @contextmanager
 def quota_locked(kind: str, owner: str, using: str = "default") -> Iterator[None]:
-    """A transaction in which nobody else adds to what this owner has of a ``kind``."""
+    """A transaction that holds a lock on this owner's objects of one ``kind``: no other transaction
+    can add one."""
     connection = connections[using]
     with transaction.atomic(using=using):
         if connection.vendor == "postgresql":

@@ -1,7 +1,6 @@
-"""What was worked out from texts that clients sent, kept for the next request that sends the same.
+"""A cache of results computed from clients' texts, for the next request with the same text.
 
-Clients choose the texts, so what is kept is bounded in bytes, and it is the texts' digests that are
-kept, not the texts.
+Clients choose the texts, so the cache is bounded in bytes, and its keys are digests of the texts.
 """
 
 from __future__ import annotations

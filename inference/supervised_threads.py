@@ -1,9 +1,9 @@
 """Threads and pools that never end silently.
 
     SupervisedThread   target ─ raises anything ─▶ logged, on_broken ─▶ target again, after a pause
-    SupervisedPool     job ─ raises what is no Exception ─▶ logged; its future has a BrokenJobError
-    thread_problems    what broke lately or is gone, in words, for health
-    mend_threads       starts again what is gone
+    SupervisedPool     job ─ raises a BaseException ─▶ logged; its future has a BrokenJobError
+    thread_problems    recent failures and missing threads, as sentences for the health page
+    mend_threads       restarts missing threads
 
 A BaseException that is no Exception (``SystemExit``, a panic in Rust, which PyO3 raises as
 ``PanicException``) passes every ``except Exception`` and ends a plain thread, and with it whatever
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 BACKOFF = Backoff(first_s=0.1, max_s=5.0)
 """Before the target is called again."""
 SOUND_AFTER_S = 60.0
-"""A target that ran so long begins its pauses anew, and a failure so long ago is no problem."""
+"""After running this long, a target's pauses start from the shortest again, and health no longer
+reports its failure."""
 MAX_FAILURE_CHARACTERS = 200
 
 Parameters = ParamSpec("Parameters")
@@ -39,7 +40,7 @@ class BrokenJobError(Exception):
 
 
 class FailureRecord:
-    """How often something that runs for ever broke lately, for health and for its pauses."""
+    """Counts recent failures of a thread that should never end, for health and for its pauses."""
 
     def __init__(self, what: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         """``what`` breaks, in words: ``thread intake-0``."""
@@ -151,8 +152,8 @@ class SupervisedThread:
 
 
 class SupervisedPool(ThreadPoolExecutor):
-    """A pool whose jobs fail with an ``Exception`` whatever they raise, so that whoever waits for
-    one, an event loop too, survives it. Its threads outlive every job."""
+    """A pool whose jobs fail with an ``Exception`` whatever they raise, so that the thread or event
+    loop that waits for one survives it. Its threads outlive every job."""
 
     def submit(
         self,
@@ -167,7 +168,7 @@ class SupervisedPool(ThreadPoolExecutor):
 def contained(
     job: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
 ) -> Result:
-    """Calls ``job``. Raises its ``Exception``s, and ``BrokenJobError`` for what is none."""
+    """Call ``job``. Raises its ``Exception``s, and ``BrokenJobError`` for any other exception."""
     try:
         return job(*args, **kwargs)
     except Exception:
@@ -187,7 +188,7 @@ def thread_problems() -> list[str]:
 
 
 def mend_threads() -> list[str]:
-    """Starts again what is gone. Returns the names of those that could not be started."""
+    """Restart missing threads. Returns the names of those that could not be started."""
     threads = _all_threads()
     for thread in threads:
         thread.mend()

@@ -107,3 +107,16 @@ def test_a_line_without_a_replacement_is_refused(check: ModuleType, tmp_path: Pa
     (tmp_path / "list.tsv").write_text("any\ttell\n")
     with pytest.raises(ValueError, match="any or prose, forms, replacement"):
         check.read_words(tmp_path / "list.tsv")
+
+
+def test_a_kept_text_is_not_counted(check: ModuleType, checkout: Path) -> None:
+    write(checkout, "fleet/more.py", "position = file.tell()\n")
+    assert ran(check, checkout) == 1
+    (checkout / "kept.tsv").write_text("# text, reason\nfile.tell()\tPython's own method\n")
+    assert ran(check, checkout) == 0
+
+
+def test_a_kept_text_needs_a_reason(check: ModuleType, checkout: Path) -> None:
+    (checkout / "kept.tsv").write_text("file.tell()\n")
+    with pytest.raises(ValueError, match=r"kept\.tsv"):
+        ran(check, checkout)

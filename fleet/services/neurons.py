@@ -195,8 +195,8 @@ def wishes_publish() -> None:
     fields = encode_wishes(wishes_read())
     try:
         pipeline = live.redis_client().pipeline(transaction=True)
-        pipeline.delete(keys.NEURON_WISHES)
-        pipeline.hset(keys.NEURON_WISHES, mapping=fields)
+        pipeline.delete(keys.NEURON_DESIRED_STATES)
+        pipeline.hset(keys.NEURON_DESIRED_STATES, mapping=fields)
         pipeline.execute()
     except (redis.RedisError, OSError) as error:
         logger.warning("what is wished of neurons is not published yet: %s", error)

@@ -12,7 +12,7 @@ from pathlib import Path
 from inference.batches.records import is_id
 
 UNFINISHED = ".part"
-"""Ends the name of what is being written."""
+"""Suffix of a file that is still being written."""
 
 
 class FileStore:

@@ -5,7 +5,7 @@
         └──▶ cancelled | failed
 
 A gateway that works on a batch renews its lease; one that died leaves a lease that runs out, and
-another takes up what is left. What has been answered is in the output files.
+another gateway claims the remaining requests. Answers so far are in the output files.
 """
 
 from __future__ import annotations

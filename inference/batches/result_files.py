@@ -1,13 +1,12 @@
 """The results of one batch, while one gateway works on it.
 
-    adopt ─▶ parts of earlier holders of the lease are taken from them and become one of this one's
+    adopt ─▶ renames the parts of earlier lease holders, so that they are this gateway's
     append ─▶ that part grows, line by line
-    finish ─▶ the part becomes the file; what was taken is deleted
+    finish ─▶ the part becomes the file; the adopted parts are deleted
 
-Each gateway writes a part of its own, and whoever adopts that renames it first. So a gateway that
-lost its lease without knowing it (a process that was stopped and goes on) spoils nothing: it has no
-part left that it could add to, or put in the place of a finished file. A request has one result,
-the first that is found.
+Each gateway writes its own part, and a gateway that adopts it renames it first. So a gateway that
+lost its lease unnoticed (a process that was stopped and resumed) does no harm: it has no part left
+to append to, or to rename to the finished file. A request has one result, the first that is found.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from inference.batches.records import BatchRecord
 
 
 class ResultsTakenError(Exception):
-    """Another gateway has adopted them: it goes on with the batch."""
+    """Another gateway has adopted the results and continues the batch."""
 
 
 class ResultFiles:

@@ -98,7 +98,8 @@ def batch_create(
 
 
 def batch_cancel(*, batch_id: str, account: str) -> None:
-    """One that nobody works on is cancelled by whoever takes it up."""
+    """Ask for cancellation. A batch without a lease holder is cancelled by the next gateway that
+    claims it."""
     Batch.objects.filter(pk=batch_id, account=account, status__in=(WAITING, RUNNING)).update(
         status=CANCELLING, cancelled_at=timezone.now()
     )
@@ -112,7 +113,7 @@ def batch_delete(*, batch_id: str, account: str) -> bool:
 
 
 def batch_claim(*, batch_id: str, holder: str) -> BatchRecord | None:
-    """``None``: somebody else has it, or it has ended."""
+    """Claim the batch's lease. ``None``: another gateway holds it, or the batch has ended."""
     now = timezone.now()
     open_ = Batch.objects.filter(pk=batch_id, status__in=OPEN)
     claimed = open_.exclude(lease_until__gte=now).update(
@@ -146,7 +147,7 @@ def batch_end(
 
 
 def batch_release(*, batch_id: str, holder: str) -> None:
-    """Another gateway may go on with it at once."""
+    """Release the lease, so that another gateway can continue the batch at once."""
     Batch.objects.filter(pk=batch_id, lease_holder=holder).update(lease_until=None, lease_holder="")
 
 

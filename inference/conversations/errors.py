@@ -1,4 +1,4 @@
-"""Why a request cannot build on what is stored.
+"""Why a request cannot continue a stored conversation.
 
     ConversationError
     ├── PreviousResponseMissingError       it, or one that it builds on, is not there

@@ -1,7 +1,7 @@
-"""What the database holds of responses. Rows only: every write goes through ``services``.
+"""Database tables of stored responses. Rows only: every write goes through ``services``.
 
 The two documents are JSON as text, not the database's own JSON: PostgreSQL's refuses U+0000, which
-a model may well say, and keeps neither the order of keys nor the way numbers are written.
+a model may generate, and keeps neither the order of keys nor the way numbers are written.
 """
 
 from __future__ import annotations

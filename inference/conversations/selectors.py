@@ -1,7 +1,7 @@
 """Reads of stored responses, each only of one account's. No writes.
 
-A chain of responses is read back to its beginning, in one query: each row holds only what its own
-request brought and what was answered.
+A chain of responses is read back to its beginning, in one query: each row holds only its own
+request's input and the answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from inference.conversations.records import (
 from inference.quotas import Used
 
 ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})_i?[0-9]+")
-"""Items that got their id here say which response they belong to."""
+"""Ids that helexa gave to items contain their response's id."""
 
 CHAIN = """
 WITH RECURSIVE chain(id, previous_id, place) AS (
@@ -79,8 +79,8 @@ def history_items(response_id: str, *, account: str) -> list[dict[str, Any]]:
 
 
 def _chain(response_id: str, account: str) -> list[StoredResponse]:
-    """From this response back to the first that is there, one more than is allowed at most. What a
-    chain builds on is its own account's: whoever made it could read that."""
+    """This response and its predecessors, newest first, up to one more than is allowed. All belong
+    to the same account, since a request can only continue a response that it can read."""
     if not is_response_id(response_id):
         return []
     return list(StoredResponse.objects.raw(CHAIN, [response_id, account, account, MAX_CHAIN]))
@@ -109,7 +109,7 @@ def account_usage(account: str, using: str = "default") -> Used:
 
 
 def lost_response(response_json: str) -> dict[str, Any]:
-    """What is shown of a response whose gateway is gone."""
+    """The response object of a response whose gateway has died: failed."""
     error = {"code": "server_error", "message": GATEWAY_LOST}
     response: dict[str, Any] = orjson.loads(response_json)
     return response | {"status": "failed", "error": error}

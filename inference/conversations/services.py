@@ -123,7 +123,7 @@ def leases_renew(*, response_ids: Collection[str]) -> set[str]:
 
 
 def responses_forget(*, actor: Actor, older_than: timedelta) -> int:
-    """Deletes what was created before that, but for what is being worked on; returns how many. In
+    """Delete the responses older than this, except unfinished ones. Returns how many. Deletes in
     batches, so that no transaction holds the database for long."""
     old = StoredResponse.objects.filter(created_at__lt=timezone.now() - older_than).exclude(
         status__in=ACTIVE, lease_until__gte=timezone.now()

@@ -1,7 +1,7 @@
-"""The control worker's periodic task: what is older than the operator keeps is forgotten.
+"""The control worker's periodic task: deletes responses older than the retention time.
 
-Its name and period are in ``helexa_site.celery``. When the database is away the next tick tries
-again.
+Its name and period are in ``helexa_site.celery``. When the database is offline, the next tick
+retries.
 """
 
 from __future__ import annotations

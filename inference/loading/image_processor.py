@@ -70,8 +70,8 @@ def open_image_processor(
 
 
 class QwenImageProcessor:
-    """The ``ImageProcessor`` of a model's directory. Images are read as they are shown: turned as
-    their Exif data says, the first frame of those that move, and without transparency."""
+    """The ``ImageProcessor`` of a model's directory. Images are read as they are displayed: rotated
+    by their Exif orientation, the first frame of animations, without transparency."""
 
     def __init__(self, directory: Path, vision: VisionConfig) -> None:
         """Raises ``LoadError``."""
@@ -109,7 +109,7 @@ class QwenImageProcessor:
                 return ImageOps.exif_transpose(image).convert("RGB")
         except InvalidImageError:
             raise
-        # Whatever a decoder raises on a file that somebody sent: OSError, ValueError, SyntaxError,
+        # Whatever a decoder raises on a client's file: OSError, ValueError, SyntaxError,
         # struct.error, EOFError, a bomb's warning as an error, …
         except Exception as error:
             raise InvalidImageError(f"it cannot be decoded ({type(error).__name__})") from error

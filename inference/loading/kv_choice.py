@@ -17,7 +17,7 @@ def wanted_kv_format(spec: LoadSpec) -> KVFormat | None:
     return None if spec.kv_dtype == "auto" else spec.kv_dtype
 
 
-def foreseen_kv_format(spec: LoadSpec, device: torch.device, is_native: bool) -> KVFormat:
+def planned_kv_format(spec: LoadSpec, device: torch.device, is_native: bool) -> KVFormat:
     """Raises ``BadSourceError`` for a format that the path or the card has not."""
     try:
         return kv_format_on(

@@ -37,7 +37,7 @@ from inference.loading.gguf.tensors import GGUFTensorFiles
 from inference.loading.gguf.tokenizer_files import tokenizer_directory
 from inference.loading.gguf.vocabulary import check_vocabulary
 from inference.loading.image_processor import with_bounded_pixels
-from inference.loading.kv_choice import foreseen_kv_format
+from inference.loading.kv_choice import planned_kv_format
 from inference.loading.preflight import (
     CARD_BYTES_PER_WEIGHT,
     LargestStep,
@@ -113,7 +113,7 @@ class OpenedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """What headers alone tell."""
+    """A model as its file headers describe it."""
 
     config: ModelConfig
     files: TensorFiles
@@ -124,12 +124,13 @@ class _Described:
 def open_model(
     spec: LoadSpec, cache_dir: Path, on_progress: OnProgress, *, rank: int = 0
 ) -> OpenedModel | OpenedEmbeddingModel:
-    """Which of the two the files themselves say. Blocks while it downloads. ``on_progress`` is
-    called from this thread only. ``rank``: whose part of the weights. Raises ``LoadError``."""
+    """Open a generating or an embedding model, as its files declare. Blocks while it downloads.
+    ``on_progress`` is called from this thread only. ``rank``: whose part of the weights. Raises
+    ``LoadError``."""
     on_progress(LoadProgress(stage=LoadStage.STARTING, detail=spec.source))
     device = choose_device(spec, rank)
     use_device(device)
-    foreseen_kv_format(spec, device, _is_native(spec, device))
+    planned_kv_format(spec, device, _is_native(spec, device))
     free_bytes = max(0, free_memory_bytes(device) - spec.promised_bytes)
     check_kv_memory(spec.kv_memory_bytes, free_bytes, str(device))
     files = fetch_files(spec, cache_dir, free_bytes, on_progress)
@@ -178,7 +179,7 @@ def _check_tensors(described: _Described) -> None:
     """Raises ``BadFileError``, ``MissingTensorError``."""
     config = check_tower(described.config)
     check_tensors(config, described.files)
-    if family_of(config).is_foreign:
+    if family_of(config).uses_transformers:
         from inference.models.transformers_backend.hub_module import (
             declared_shapes,  # imports transformers
         )
@@ -225,7 +226,7 @@ def _describe(
         tokenizer_dir = tokenizer_directory(
             header, cache_dir, lambda repo: fetch_tokenizer(repo, cache_dir, on_progress)
         )
-    if family_of(config).is_foreign:
+    if family_of(config).uses_transformers:
         from inference.loading.gguf.module import DequantisedTensors  # imports transformers
 
         return _Described(config, DequantisedTensors(header, config), tokenizer_dir, "")
@@ -259,7 +260,7 @@ def _memory_need(
         ),
         correction_bytes=earlier.memory_correction_bytes if earlier else 0,
         is_native=is_native,
-        kv_format=foreseen_kv_format(spec, device, is_native),
+        kv_format=planned_kv_format(spec, device, is_native),
         kv_memory_bytes=None if kv_memory_bytes is None else kv_memory_bytes // num_ranks,
         packed_experts=[
             (format, math.prod(files.shape_of(name))) for name, format in packed_experts.items()
@@ -293,7 +294,7 @@ def _kept_format(described: _Described, name: str, device: torch.device) -> str:
     """Transformers' own modules take dense weights alone, and so does a card of experts whose
     formats it does not keep."""
     is_expert = device.type != "cpu" and EXPERTS in name
-    if is_expert or family_of(described.config).is_foreign:
+    if is_expert or family_of(described.config).uses_transformers:
         return "dense"
     return described.files.format_of(name)
 
@@ -301,7 +302,7 @@ def _kept_format(described: _Described, name: str, device: torch.device) -> str:
 def _packed_experts(spec: LoadSpec, described: _Described, device: torch.device) -> dict[str, str]:
     """The formats of experts that stay packed on a card, by name."""
     files = described.files
-    is_packed = spec.dtype != "float32" and not family_of(described.config).is_foreign
+    is_packed = spec.dtype != "float32" and not family_of(described.config).uses_transformers
     if not is_packed or not has_expert_kernel(device):
         return {}
     formats = {name: files.format_of(name) for name in files.names if EXPERTS in name}
@@ -313,7 +314,7 @@ def _packed_experts(spec: LoadSpec, described: _Described, device: torch.device)
 
 
 def _is_native(spec: LoadSpec, device: torch.device) -> bool:
-    """As far as is known before the model is built."""
+    """Whether the native kernels will run, as far as is known before the model is built."""
     is_cpu_float = device.type == "cpu" and choose_dtype(spec, device) == torch.float32
     return is_cpu_float and spec.tensor_parallel == 1 and find_compiler() is not None
 
@@ -325,7 +326,7 @@ def _factory(
     return LinearFactory(
         device,
         choose_dtype(spec, device),
-        # Of ranks, all have them or none: what they sum must be the same.
+        # All ranks have them or none: their collective operations must match.
         prefill_copies=spec.tensor_parallel == 1 and spare_bytes > COPY_MARGIN * need.copy_bytes,
         exact=spec.dtype == "float32",
         fp8=spec.quantization == "fp8",

@@ -1,7 +1,6 @@
-"""Answers before a byte is allocated whether a model fits.
+"""Checks whether a model fits before any memory is allocated.
 
-Imports no torch: sizes come from file headers, free memory from the caller.
-"""
+Imports no torch: sizes come from file headers, free memory from the caller."""
 
 from __future__ import annotations
 
@@ -90,8 +89,8 @@ class MemoryNeed:
     """On top, for a second copy of quantised weights that makes prompts faster."""
     step_bytes: int = 0
     """Activations of the largest step."""
-    picture_bytes: int = 0
-    """Rows of images that may be kept."""
+    image_bytes: int = 0
+    """Most bytes of cached image rows."""
     correction_bytes: int = 0
     """What earlier loads took beyond an estimate like this one; below 0 where they took less."""
 
@@ -102,7 +101,7 @@ class MemoryNeed:
 
     @property
     def required_bytes(self) -> int:
-        return self.load_bytes + self.kv_bytes + self.picture_bytes
+        return self.load_bytes + self.kv_bytes + self.image_bytes
 
 
 def memory_need(
@@ -140,7 +139,7 @@ def memory_need(
         kv_bytes=kv_memory_bytes or _shortest_context_bytes(config, kv_format),
         copy_bytes=num_quantized * COPY_BYTES,
         step_bytes=_step_bytes(config, step, dense_bytes_per_weight),
-        picture_bytes=config.kept_rows_bytes,
+        image_bytes=config.kept_rows_bytes,
         correction_bytes=correction_bytes,
     )
 
@@ -154,7 +153,7 @@ def _shortest_context_bytes(config: ModelConfig, kv_format: KVFormat) -> int:
 
 def _step_bytes(config: ModelConfig, step: LargestStep, bytes_per_number: int) -> int:
     """What one layer holds at once of each row, and twice the logits of rows that get a token:
-    adjusting them takes a copy. The tower runs first, and on one picture at a time."""
+    adjusting them takes a copy. The vision tower runs first, on one image at a time."""
     per_row = 3 * config.hidden_size + _mixer_numbers(config) + _mlp_numbers(config)
     rows = step.prompt_rows + step.decode_rows
     logit_rows = max(1, step.decode_rows) if rows else 0
@@ -172,8 +171,8 @@ def _mixer_numbers(config: ModelConfig) -> int:
 
 
 def _mlp_numbers(config: ModelConfig) -> int:
-    """How many numbers a row's gates and the rest come out as, of all the experts that it goes to;
-    and of those also the row itself, sorted by expert, and their outputs."""
+    """Numbers per row that the MLP holds at once: gate and up projections of all experts that the
+    row is routed to; and for experts the row itself, sorted by expert, and their outputs."""
     dense = 2 * config.intermediate_size if "dense" in config.mlp_kinds else 0
     if config.experts is None:
         return dense

@@ -1,4 +1,4 @@
-"""Who is told how a load goes."""
+"""The callback that receives a load's progress."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What Triton needs of this host to build its kernels' launchers, and in words what is missing. No
-torch and no Triton: the neuron's doctor asks too.
+"""Checks that this host can build the launchers of Triton's kernels, and describes missing parts.
+Imports no torch and no Triton: the neuron's doctor calls it too.
 
 Triton compiles a small C extension at a kernel's first launch: with ``CC``, gcc or clang, against
 the headers of the Python that runs it.
@@ -20,8 +20,8 @@ COMPILERS = ("gcc", "clang")
 def triton_problem(
     environment: Mapping[str, str] = os.environ, headers: Path | None = None
 ) -> str | None:
-    """What is missing, and which packages bring it; ``None``: nothing is. ``headers``: where
-    Python's are, if that is not this Python's own folder."""
+    """A sentence with the missing parts and their packages; ``None``: nothing is missing.
+    ``headers``: the folder of Python's headers, if not this Python's own."""
     missing = []
     if not _compiler(environment):
         missing.append("a C compiler (gcc, clang, or CC)")

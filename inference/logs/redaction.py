@@ -10,7 +10,7 @@ from inference.environment import PLAIN_SECRETS
 HIDDEN = "***"
 URL_PASSWORD = re.compile(r"([a-z][a-z0-9+.-]*://[^\s/@:\"'<>]*:)[^\s/@\"'<>]+@", re.IGNORECASE)
 OUR_KEY = re.compile(r"(?<![A-Za-z0-9])(hx-[A-Za-z0-9_-]{8})[A-Za-z0-9_-]{6,}")
-"""A key's public prefix has at most 16 characters; what is longer is a key."""
+"""A key's public prefix has at most 16 characters; a longer match is a whole key."""
 OTHER_KEYS = re.compile(r"(?<![A-Za-z0-9])(sk-|hf_)[A-Za-z0-9_-]{12,}")
 """Keys of OpenAI, Anthropic and Hugging Face, which clients send by mistake and engines hold."""
 BEARER = re.compile(r"\b(bearer\s+)[^\s\"',;]+", re.IGNORECASE)

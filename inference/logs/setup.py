@@ -37,9 +37,9 @@ def configure_logging(
     level: int = logging.INFO,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """From here on this process logs to standard error as ``role``, whoever logs, what
-    nobody caught and Python's own warnings included. ``level`` is what it logs where the
-    environment does not say. Raises ``SettingError``."""
+    """Set up this process' logging to standard error as ``role``. Uncaught exceptions and Python's
+    warnings are logged too. ``level`` applies where the environment sets none. Raises
+    ``SettingError``."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter_for(role, environment))
     if logging.lastResort is not None:  # for loggers that are cut off from the root

@@ -23,8 +23,8 @@ class _Interval:
 
 
 class ThrottledLog:
-    """Of each key, logs ``max_messages`` different messages in an interval, and each of them once.
-    The first message of the next one says how many were left out. For one thread."""
+    """For each key, logs at most ``max_messages`` different messages in an interval, each once. The
+    first message of the next interval gives the number that were left out. For one thread."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Adapters (LoRA) of a model: what a request names, and what an engine says of those it has."""
+"""LoRA adapters of a model: how a request names one, and what an engine reports of its own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What each neuron has downloaded, and jobs that download or delete without loading anything.
 
     neuron.pull_model [PullSpec] ─▶ queued ─▶ running ─▶ succeeded | failed | cancelled
-    neuron.cancel_pull [job_id]       what is there stays: the same pull resumes it
+    neuron.cancel_pull [job_id]       downloaded bytes stay: the same pull resumes
     neuron.delete_cached [DeleteSpec] ─▶ succeeded | failed
 
 The state of all of it is one ``CacheReport`` in Redis (``downloads_key``), written when something
@@ -21,7 +21,7 @@ CACHE_REPORT_INTERVAL_S = 5.0
 CACHE_REPORT_EXPIRY_S = 30.0
 """A report of a neuron that is away lapses."""
 ENDED_JOB_KEPT_S = 600.0
-"""How long a report tells of a job that has ended, for whoever records it."""
+"""How long a report lists a job that has ended, so that the control plane can record it."""
 
 
 class PullSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,7 +42,7 @@ class DeleteSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     job_id: str
     source: str
     revision: str
-    """As the ``CachedModel`` says it."""
+    """As in the ``CachedModel``."""
     files: list[str] = []
     """Names as in ``CachedFile``; empty: all."""
 
@@ -85,7 +85,7 @@ class CachedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     num_bytes: int
     """On the disk; a file that two revisions share counts for both."""
     last_used_unix_s: float | None = None
-    """When a load last read it, as far as the disk tells."""
+    """When a load last read it; ``None`` where the file system records no access times."""
     used_by: list[str] = []
     """Models on this neuron that were loaded from it."""
     is_partial: bool = False
@@ -95,7 +95,7 @@ class CachedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     wanted_bytes: int = 0
     """What all files take once they are there; 0 where nothing is missing."""
     partial_bytes: int = 0
-    """What is there of the missing files; not in ``num_bytes``."""
+    """Bytes on disk of files that are incomplete; not in ``num_bytes``."""
 
 
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Faults that an operator injects in a neuron, to see a fleet recover: what an order says."""
+"""Orders to inject a fault in a neuron, so that an operator can watch the fleet recover."""
 
 from __future__ import annotations
 

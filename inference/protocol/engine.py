@@ -112,8 +112,8 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
-    """Those of the prompt's next tokens, from its second on: all are told by the first output
-    token."""
+    """Log probabilities of the prompt's next tokens, from its second on. All are sent by the first
+    output token."""
     num_cached_tokens: int | None = None
     finish_reason: Literal["stop", "length"] | None = None
     """A grammar that is complete ends a sequence with ``stop``."""
@@ -128,8 +128,8 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was computed for a sequence, or for the inputs of an ``EmbedSequences``, that did not
-    get to its end."""
+    """Tokens computed for a sequence, or for the inputs of an ``EmbedSequences``, that ended
+    early."""
 
     num_prompt_tokens: int = 0
     """Computed or taken from the prefix cache."""
@@ -227,7 +227,7 @@ class Awake(msgspec.Struct, frozen=True, kw_only=True, tag="awake"):
 
 class EngineFaulted(msgspec.Struct, frozen=True, kw_only=True, tag="faulted"):
     """The last message of a process that ends by itself: everything in flight fails with ``code``
-    (device_fault, engine_hung), which clients are told with ``message``."""
+    (device_fault, engine_hung), and clients receive ``message``."""
 
     code: str
     message: str

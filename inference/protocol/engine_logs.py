@@ -1,4 +1,4 @@
-"""The last lines of an engine's log, asked of its neuron.
+"""The last lines of an engine's log, requested from its neuron.
 
 neuron.tell_log [ask_id, model, num_lines] ─▶ one EngineLogAnswer, pushed to engine_log_key
 """
@@ -9,7 +9,7 @@ import msgspec
 
 MAX_LINES = 5000
 ANSWER_EXPIRY_S = 30
-"""An answer that nobody fetched lapses."""
+"""An answer that is not fetched expires."""
 
 
 class EngineLogAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What happens to a request, told upwards: text events from a neuron to the gateway that asked.
+"""Events of a request: a neuron sends them to the gateway that submitted it.
 
     Accepted ─▶ (Delta | ReasoningDelta | ToolCallStarted | ToolCallDelta)* ─▶ ChoiceFinished
                  PromptScored before those of its prompt, where asked for
@@ -47,9 +47,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_tokens: int = 0
     """Of ``completion_tokens``, how many were thinking."""
     accepted_drafts: int = 0
-    """Of ``completion_tokens``, how many had been guessed before the model had its say."""
+    """How many of ``completion_tokens`` were draft tokens that the model accepted."""
     rejected_drafts: int = 0
-    """Guesses that turned out wrong. They are in no answer and cost nobody anything."""
+    """Draft tokens that the model rejected. They are in no answer and are not billed."""
 
 
 class TooLong(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     param: str | None = None
     retry_after_s: float | None = None
     num_prompt_tokens: int | None = None
-    """The prompt's length, where it is refused because it is longer than what was reserved."""
+    """The prompt's length, where it is refused because it is longer than the reservation."""
     too_long: TooLong | None = None
     model_id: str = ""
     """Of a model that cannot be loaded: its source, as ``huggingface:org/name``."""
@@ -78,7 +78,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UsedSampling(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client asked for, else the model's default: what OpenAI's answers say of it."""
+    """The sampling values that OpenAI's answers report: the client's, else the model's default."""
 
     temperature: float
     top_p: float
@@ -120,7 +120,8 @@ class PromptScored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta"):
     """New text of one step. Whole characters only; may be empty when it carries only logprobs.
-    ``num_tokens``, here as elsewhere: of this choice, since the last event that said so."""
+    ``num_tokens``, here as elsewhere, counts this choice's tokens since its last event with a
+    count."""
 
     request_id: str
     text: str
@@ -236,7 +237,7 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):
-    """``usage`` is what was computed until then; ``None``: nothing was."""
+    """``usage``: tokens computed until then; ``None``: none were."""
 
     request_id: str
     failure: Failure
@@ -244,7 +245,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="cancelled"):
-    """``usage`` is what was computed until then; ``None``: nothing was."""
+    """``usage``: tokens computed until then; ``None``: none were."""
 
     request_id: str
     usage: Usage | None = None

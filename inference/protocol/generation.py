@@ -65,23 +65,23 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     """``False``: at most one call in the answer."""
     template_kwargs: dict[str, Any] = {}
     thinking: bool | None = None
-    """The client's explicit wish; ``None``: it said nothing. ``template_kwargs`` that name
+    """What the client set explicitly; ``None``: it set nothing. ``template_kwargs`` that name
     ``enable_thinking`` themselves win."""
     thinking_budget_tokens: int | None = None
     """The thinking block is closed after so many tokens."""
     reasoning_effort: str | None = None
     """Handed to the template as it is."""
     answer_start: str = ""
-    """The answer's first words, written by the client: the model goes on from them, and what it
-    answers is what comes after."""
+    """The answer's first words, written by the client: the model continues them, and its answer is
+    only the text after them."""
     may_lose: list[int] = []
     """Rising numbers of messages: so many of the first may be left out where the prompt does not
     fit, the fewest that are enough. System turns among them stay."""
     adds_generation_prompt: bool = True
     """``False``: the prompt ends with the last turn, not where the assistant speaks."""
     shows_reasoning: bool = False
-    """Whether the client will see what the model thinks. When it will not and has not asked for
-    thinking, the template is told ``enable_thinking: false``."""
+    """Whether the client sees the model's reasoning. If it does not and has not asked for thinking,
+    the template gets ``enable_thinking: false``."""
 
 
 class TextInput(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
@@ -103,7 +103,7 @@ class PairsInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     firsts: list[str]
     seconds: list[str]
     max_second_tokens: int | None = None
-    """What a second text has beyond that is left out: the client's wish."""
+    """A second text is truncated to this length, because the client asked for it."""
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -147,7 +147,7 @@ class GenerationRequest(
     echo: bool = False
     """Completions only: the prompt's text comes before the answer's."""
     returns_token_ids: bool = False
-    """``Accepted`` tells the prompts' token ids, and ``OutputTokens`` the answers'."""
+    """``Accepted`` carries the prompts' token ids, and ``OutputTokens`` the answers'."""
     prediction: str = ""
     """Text that the client expects in the answer. It makes the answer faster where it is right and
     changes nothing of it."""
@@ -167,7 +167,7 @@ class EmbeddingRequest(
     dimensions: int | None = None
     """Leading dimensions to keep, then normalised again; only for models that allow it."""
     cuts_inputs: bool = False
-    """What an input has beyond ``max_input_tokens`` is left out: the client's wish."""
+    """Inputs are truncated to ``max_input_tokens``, because the client asked for it."""
     max_input_tokens: int | None = None
     """Special tokens included; ``None``: as many as the model takes."""
 
@@ -214,7 +214,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     model: str
     request: Request
     deadline_unix_s: float
-    """After this the neuron refuses to start it: whoever asked has given up."""
+    """After this time the neuron refuses to start the request: its client has given up."""
     account: str = "anonymous"
     """Who asks and pays. Queues are fair between accounts, and cached prefixes are an account's
     own."""
@@ -231,7 +231,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """The path that the client called, for the ledger."""
     receipt: bytes = b""
     """Goes into the neuron's usage report should the gateway die: see ``metering.ledger.receipts``.
-    Empty for what is not billed."""
+    Empty for requests that are not billed."""
     max_prompt_tokens: int | None = None
     """What the gateway has reserved for the prompt, over all prompts of the request. One with more
     is refused with ``insufficient_quota`` before anything is computed."""

@@ -1,4 +1,5 @@
-"""What a neuron says of itself each second. The gateway places by it, the control records it."""
+"""The report that a neuron publishes each second. Gateways place requests by it, and the control
+plane records it."""
 
 from __future__ import annotations
 
@@ -52,11 +53,12 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     total_memory_bytes: int
     free_memory_bytes: int
-    """What nobody holds and nobody was promised."""
+    """Memory that is neither allocated nor promised to a model."""
     compute_capability: str | None = None
     driver: str | None = None
     utilization_percent: int | None = None
-    """In how many of the last moments it computed; ``None`` where nobody can tell."""
+    """Share of the last sample period in which the device computed; ``None`` where the driver does
+    not report it."""
     temperature_c: int | None = None
     power_w: float | None = None
     """What it draws."""
@@ -118,14 +120,14 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     status: ReplicaStatus
     since_unix_s: float
     spec_digest: str = ""
-    """The digest of the spec that it was loaded from; empty where the neuron does not say."""
+    """The digest of the spec that it was loaded from; empty where the neuron does not report it."""
     order: str = ""
     """As its load spec had it: the control ordered this model here."""
     devices: list[str] = []
     """Where it is or is going: ``["cuda:1"]``."""
     memory_bytes: int | None = None
-    """All that it may take of those devices, ``None`` while nobody has measured. Of one that is
-    asleep, what it holds of them."""
+    """Most device memory that the model may allocate; ``None`` until it is measured. For a sleeping
+    model: the memory that it still holds."""
     host_memory_bytes: int = 0
     """Held by the weights of one that is asleep, beside that."""
     engine_since_unix_s: float | None = None
@@ -134,7 +136,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     """A READY replica has the last one, which is complete."""
     report: LoadReport | None = None
     capabilities: list[Capability] = []
-    """What the loaded model can do, as its files say; empty before it is loaded."""
+    """Capabilities of the loaded model, read from its files; empty before it is loaded."""
     max_output_tokens: int | None = None
     """The operator's bound on an answer, as it was when the load was asked for."""
     max_in_flight: int | None = None
@@ -174,7 +176,7 @@ class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """New each time the neuron process starts."""
     version: str
     protocol: int = 1
-    """``PROTOCOL`` of its build. Neurons of before it was counted do not say it."""
+    """``PROTOCOL`` of its build. Neurons older than this field do not send it."""
     build: BuildInfo | None = None
     started_unix_s: float
     time_unix_s: float
@@ -182,7 +184,7 @@ class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[DeviceInfo]
     replicas: list[ReplicaState]
     is_leaving: bool = False
-    """It was asked to stop: it finishes what runs, and refuses what is new."""
+    """The neuron was asked to stop: it finishes running requests and refuses new ones."""
     thread_problems: list[str] = []
     """What broke in its process lately, or hangs, in words."""
     allows_drills: bool = False

@@ -1,8 +1,8 @@
-"""Which requests a neuron holds, as it says once a second to each gateway.
+"""Which requests a neuron holds; it publishes the list to each gateway once a second.
 
 A hash ``helexa:neuron:<name>:held`` that expires with the heartbeat: a field for each gateway that
-has requests there, and ``NOBODY`` for all the others, who have none. A gateway reads two fields,
-however many requests other gateways have.
+has requests there, and ``NO_GATEWAY`` for all the others, who have none. A gateway reads two
+fields, however many requests other gateways have.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-NOBODY = ""
+NO_GATEWAY = ""
 MAX_HELD = 10_000
 MAX_HELD_BYTES = 512 * 1024
 """The most requests of one list, and the bytes that it may take. A longer one is not read."""
@@ -23,11 +23,11 @@ class HeldRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     epoch: str
     beat: int
-    """Counts the lists of one epoch: a list that was read before says nothing new."""
+    """Counts the lists of one epoch: a reader skips a beat that it has already read."""
     request_ids: Annotated[list[str], msgspec.Meta(max_length=MAX_HELD)] = []
     is_behind: bool = False
     """Events for this gateway are waiting in the neuron: a request that is not listed may have
-    ended, and the gateway has yet to hear of it."""
+    ended, and the gateway has not received that yet."""
 
 
 def held_requests(
@@ -35,7 +35,7 @@ def held_requests(
 ) -> dict[str, HeldRequests]:
     """The fields of the hash. ``behind``: gateways that are owed events."""
     nothing = HeldRequests(epoch=epoch, beat=beat)
-    held = {NOBODY: nothing}
+    held = {NO_GATEWAY: nothing}
     for gateway_id, request_ids in ids_by_gateway.items():
         held[gateway_id] = msgspec.structs.replace(nothing, request_ids=request_ids)
     for gateway_id in behind:

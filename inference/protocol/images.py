@@ -39,7 +39,7 @@ class SequenceImage(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """As in ``ImageRef``."""
     data: bytes
-    """The file, not decoded. Whoever decodes it applies its Exif orientation."""
+    """The file, not decoded. The decoder applies its Exif orientation."""
     first_token: int
     num_tokens: int
     grid: tuple[int, int, int]

@@ -1,7 +1,7 @@
 """The line that an invited host is given: everything that its neuron needs to reach Redis.
 
-``hx1.`` and base64 of JSON. It holds a password, so whoever stores it does so for itself alone.
-Standard library only: it is read before anything is installed.
+``hx1.`` and base64 of JSON. It holds a password, so a file with it must be readable by its owner
+alone. Standard library only: it is read before anything is installed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 | key | type | writer → reader |
 |---|---|---|
 | helexa:neurons | zset name → last heartbeat (unix s) | neuron → gateway, control |
-| helexa:neurons:wishes | hash name → JSON Wish | control → gateway |
+| helexa:neurons:wishes | hash name → JSON DesiredState | control → gateway |
 | helexa:neuron:<name>:lease | string, JSON NameLease, expires | neuron → another of its name |
 | helexa:neuron:<name>:heartbeat | string, JSON, expires | neuron → gateway, control |
 | helexa:neuron:<name>:frames | stream of msgpack InboxFrame, expires | gateway → neuron |
@@ -35,9 +35,9 @@ import re
 
 NEURON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 NEURONS = "helexa:neurons"
-NEURON_WISHES = "helexa:neurons:wishes"
-"""What the operator wishes of them: ``fleet.live.wishes``. It also names neurons that were
-invited."""
+NEURON_DESIRED_STATES = "helexa:neurons:wishes"
+"""The state that the operator wants of each neuron: ``fleet.live.desired_state``. It also names
+neurons that were invited."""
 
 HEARTBEAT_INTERVAL_S = 1.0
 HEARTBEAT_EXPIRY_S = 4.0
@@ -146,8 +146,8 @@ def engine_log_key(name: str, ask_id: str) -> str:
 
 
 def images_key(name: str, request_id: str) -> str:
-    """A request's own, so that it is deleted when its neuron has read it, and nobody else's request
-    can name what it holds."""
+    """A key of one request: its neuron deletes it after reading, and no other request can refer to
+    its images."""
     return f"helexa:neuron:{name}:images:{request_id}"
 
 

@@ -33,12 +33,12 @@ Speculation = Literal["off", "prompt_lookup", "draft_model", "mtp"]
 
 
 class EarlierLoads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What earlier loads of the same model showed on a device of this kind. It sharpens estimates
-    and changes nothing of what is loaded; on a device of another kind it is left aside."""
+    """Measurements of earlier loads of the same model on one kind of device. They correct memory
+    estimates and change nothing else. On another kind of device they are ignored."""
 
     device_kind: Literal["cpu", "cuda"]
     needed_bytes: int | None = None
-    """What must be free for another such load, by what they took; ``None``: nobody has measured."""
+    """Free memory that another such load needs, by those measurements; ``None``: not measured."""
     memory_correction_bytes: int = 0
     """To be added to the estimate made from the files; below 0 where that is too high."""
     prefill_speed: PrefillSpeed | None = None
@@ -110,7 +110,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many adapters (LoRA) may be loaded beside it at once; 0: none."""
     earlier_loads: EarlierLoads | None = None
     promised_bytes: int = 0
-    """What other models may still take of its device's free memory. The neuron says so when it
+    """Free memory of its device that other models may still allocate. The neuron sets it when it
     starts an engine."""
     memory_limit_bytes: int | None = None
     """What it may take of each of its devices, its process included: the neuron's own promise,
@@ -145,14 +145,14 @@ NOT_IN_DIGEST = (
     "promised_bytes",
     "memory_limit_bytes",
 )
-"""Fields that change nothing of what is loaded: where a load goes, and what is known of earlier
+"""Fields that do not change the loaded model: where a load goes, and measurements of earlier
 ones."""
 
 
 def spec_digest(spec: LoadSpec) -> str:
-    """16 hex digits over what decides what is loaded and how it serves. Fields at their defaults
-    do not count, so that a field that is added later changes no digest. Who sends a spec and who
-    receives it agree."""
+    """16 hex digits over the fields that decide which model is loaded and how it serves. Fields at
+    their defaults are left out, so that adding a field changes no digest. Sender and receiver of a
+    spec compute the same digest."""
     received = msgspec.json.decode(msgspec.json.encode(spec), type=LoadSpec)
     values = ((name, getattr(received, name), default) for name, default in _DIGESTED.items())
     fields = {name: value for name, value, default in values if value != default}
@@ -171,7 +171,7 @@ _DIGESTED = {
 
 class LoadStage(StrEnum):
     QUEUED = "queued"
-    """Accepted; other loads of this neuron come first. ``detail`` says which."""
+    """Accepted; other loads of this neuron come first; ``detail`` names them."""
     STARTING = "starting"
     DOWNLOADING = "downloading"
     PREFLIGHT = "preflight"
@@ -213,8 +213,8 @@ class AsleepBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was loaded and what it took. Shown in the admin; the tokenizer directory and the
-    defaults are what the neuron's text layer starts from."""
+    """The loaded model and the memory that it uses. The admin shows it. The neuron's text layer
+    starts from its tokenizer directory and defaults."""
 
     architecture: str
     kind: Literal["generation", "embedding", "reranker"] = "generation"
@@ -257,11 +257,11 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     grammar_problem: str | None = None
     """Why no output of this model can be held to a grammar; ``None``: it can."""
     template_problem: str | None = None
-    """What is wrong with its chat template, as the neuron has found by trying it with a short
-    conversation; ``None``: nothing."""
+    """Why the chat template failed when the neuron rendered a short conversation with it; ``None``:
+    it works."""
     warnings: list[str] = []
-    """In words: what is off or slower than it could be on this host, and how to change that. What
-    comes while it serves (``EngineStats.warnings``) is added by the neuron."""
+    """Sentences: each names something that is disabled or slow on this host, and how to change
+    that. The neuron adds warnings that arise while it serves (``EngineStats.warnings``)."""
     vision: VisionInput | None = None
     """How it takes images; ``None``: it reads text only."""
     context_reason: str = ""
@@ -269,8 +269,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     prefill_speed: PrefillSpeed | None = None
     """As the first steps measured it; an average of requests is in ``EngineStats``."""
     estimated_bytes: int = 0
-    """What the files and the settings said it would take on its device, corrected by earlier loads:
-    weights, KV, the activations of the largest step."""
+    """Device memory estimated from files and settings, corrected by earlier loads: weights, KV, and
+    the activations of the largest step."""
     actual_bytes: int = 0
     """What it took. KV counts whole: on a CPU the system hands its pages out only as blocks come
     into use, but they are promised."""
@@ -285,7 +285,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[RankReport] = []
     """One for each rank of a model that several share; their sums are in the fields above."""
     asleep: AsleepBytes | None = None
-    """What is left of that while it sleeps; ``None``: it cannot."""
+    """The memory that it keeps while asleep; ``None``: it cannot sleep."""
 
 
 class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -314,8 +314,8 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def is_permanent(self) -> bool:
-        """The same load fails again on the same neuron until somebody changes the model's entry,
-        its files or the host."""
+        """The same load fails again on the same neuron until the operator changes the model's
+        entry, its files or the host."""
         return is_permanent_failure(self.code)
 
 

@@ -1,18 +1,18 @@
-"""What can go wrong between a load spec and opened weights.
+"""Errors between a load spec and opened weights.
 
 LoadError
 ├── BadSourceError              the source is misspelt or names nothing we can open
 ├── DownloadFailedError         the hub or the package index did not deliver
 ├── RepoFetchFailedError        the hub has no such repository, revision or file, or not for us
-├── DiskFullError               the disk has no room for what is to be downloaded
-├── HashMismatchError           what was delivered is not what the spec pinned
+├── DiskFullError               the disk has no room for the download
+├── HashMismatchError           a downloaded file's hash is not the one that the spec pins
 ├── MissingFileError            a file that the model needs is not there
 ├── QuantizationNotFoundError   the source has no such GGUF quant or file
 ├── UnknownArchitectureError    no family here can run it
 ├── BadFileError                a file is there and cannot be used
 │   ├── MissingTensorError      the weight files lack a tensor
 │   ├── WrongShapeError         a tensor has another shape than the architecture declares
-│   ├── BadAdapterError         an adapter does not fit its base, or has what is not computed here
+│   ├── BadAdapterError         an adapter does not fit its base, or uses an unsupported feature
 │   ├── OtherVocabularyError    a draft model's tokens are not those of the model that it serves
 │   └── UnknownTokenizerError   a GGUF names a rule for cutting text that is not known here
 ├── DoesNotFitError             not enough free memory

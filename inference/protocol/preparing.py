@@ -25,8 +25,8 @@ several requests."""
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What is known of a request whose worker has died. ``num_worker_deaths`` counts the workers
-    that died while they prepared it, this one included."""
+    """Records that a request's worker died. ``num_worker_deaths`` counts the workers that died
+    while they prepared it, this one included."""
 
     num_worker_deaths: int
     may_deliver_again: bool

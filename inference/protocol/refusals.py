@@ -1,10 +1,10 @@
-"""How many requests were refused, of whom and why: counted by all gateways together.
+"""Counts of refused requests by account and reason, shared by all gateways.
 
     helexa:refusals:<hour>    hash "<code> <account>" ─▶ how many, kept for a day
                               "<code> <key> <account>" for codes that are counted for each key
 
-An hour is counted from the epoch. Nobody is charged by it: what was counted while Redis stalled may
-be missing or there twice.
+An hour is counted from the epoch. The counts are not billed: while Redis stalls, one may be lost or
+added twice.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ HOUR_S = 3600
 KEPT_HOURS = 25
 OVERLOADED = "overloaded"
 """The code of connections that are refused for want of file descriptors."""
-NOBODY = "-"
-"""Stands for callers who could not be told."""
+UNKNOWN = "-"
+"""Stands for callers that could not be identified."""
 COUNTED_BY_KEY = frozenset({BROKE_WORKER})
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """``account`` is empty where nobody knew who asked. ``key`` is the public prefix where the code
-    is one of ``COUNTED_BY_KEY`` and there was a key."""
+    """``account`` is empty where the caller could not be identified. ``key`` is the public prefix
+    where the code is one of ``COUNTED_BY_KEY`` and there was a key."""
 
     code: str
     account: str
@@ -43,9 +43,9 @@ def newest_keys(unix_s: float, hours: int) -> list[str]:
 
 
 def encode_field(refused: Refused) -> str:
-    account = refused.account or NOBODY
+    account = refused.account or UNKNOWN
     if refused.code in COUNTED_BY_KEY:
-        return f"{refused.code} {refused.key or NOBODY} {account}"
+        return f"{refused.code} {refused.key or UNKNOWN} {account}"
     return f"{refused.code} {account}"
 
 
@@ -62,9 +62,9 @@ def sum_of(hashes: Iterable[Mapping[bytes, bytes]]) -> dict[Refused, int]:
 
 def _decode_field(field: str) -> Refused | None:
     code, _, account = field.partition(" ")
-    key = NOBODY
+    key = UNKNOWN
     if code in COUNTED_BY_KEY:
         key, _, account = account.partition(" ")
     if not account:
         return None
-    return Refused(code, "" if account == NOBODY else account, "" if key == NOBODY else key)
+    return Refused(code, "" if account == UNKNOWN else account, "" if key == UNKNOWN else key)

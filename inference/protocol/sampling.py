@@ -1,4 +1,5 @@
-"""How the next token is chosen: what a client asked for, and what the engine is told."""
+"""Sampling: ``SamplingOptions`` as a client sends them, ``SamplingParams`` as the engine gets
+them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import msgspec
 class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A client's choices. ``None`` means "the model's default" (its generation_config, else the
     neutral value). Names are those of the OpenAI API, extensions those of vLLM. Ranges are checked
-    by the dialect's parser, which refuses what is out of range; nothing is clamped here.
+    by the dialect's parser, which refuses values out of range; nothing is clamped here.
     """
 
     temperature: float | None = None
@@ -25,12 +26,12 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     top_logprobs: int | None = None
     """``None``: no logprobs. ``0``: only the sampled token's. ``n``: the n most likely as well."""
     prompt_logprobs: int | None = None
-    """As ``top_logprobs``, of the prompt's tokens, told apart from the answer's."""
+    """As ``top_logprobs``, but for the prompt's tokens."""
     stop_token_ids: list[int] = []
     min_tokens: int = 0
     ignore_eos: bool = False
     max_tokens: int | None = None
-    """``None``: up to what is left of the context."""
+    """``None``: up to the end of the context."""
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -73,7 +74,7 @@ SMALLEST_TEMPERATURE = 1e-5
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the engine is told for one sequence: every value decided.
+    """The engine's sampling parameters of one sequence: every value is set.
 
     ``temperature`` under ``SMALLEST_TEMPERATURE`` is greedy. ``top_k`` 0, ``top_p`` 1.0, ``min_p``
     0.0, ``repetition_penalty`` 1.0 and the two other penalties 0.0 are off. ``stop_token_ids``

@@ -1,11 +1,11 @@
-"""What gateways and neurons agree on for the time in which Redis stands still, and just after it.
+"""Timing rules that gateways and neurons share while Redis stalls, and just after it.
 
     answered … answered │ pause │ answered ── settling ──▶ settled
-                                  nobody is judged by a key that is missing
+                                  a missing key means nothing yet
 
-Keys expire by Redis' own clock, which goes on while Redis is stopped. So when it answers again,
-everybody's keys are gone and nobody is dead: each side gets a moment to write before the other
-judges by what it cannot find.
+Keys expire by Redis' own clock, which advances while Redis is stopped. So when Redis answers again,
+all keys are gone although every process is alive. Each side gets a moment to write its keys before
+the other side treats a missing key as a death.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""What a neuron reports of requests whose gateway died, for the control to settle.
+"""Usage that neurons report for requests whose gateway died. The control plane settles them.
 
 When a gateway dies, each of its neurons adds one ``UsageReport`` to its own stream
 ``helexa:neuron:<name>:usage`` for each request of that gateway that was open, or that had ended
 within the last two minutes: the gateway may or may not have settled those. So a report may be of a
 request that is settled already, and may come twice. The control settles each request once.
 
-Who pays, for what and how much at most stands in the receipt, which the gateway sealed
-(``metering.ledger.receipts``). A neuron adds only what it alone knows: what was used, how it ended,
-when.
+The receipt, which the gateway sealed (``metering.ledger.receipts``), holds the account, the model
+and the most that it may cost. The neuron adds the usage, the outcome and the time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which models requests wait for at one gateway, for whoever decides whose turn it is.
+"""Which models requests wait for at one gateway. The control plane schedules time slices by it.
 
 A gateway writes its report into the hash ``helexa:waiting`` each second while something waits
 there. One whose ``beat`` stands still is of a gateway that is gone.
@@ -12,7 +12,7 @@ import msgspec
 class WaitingModel(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int
     oldest_s: float
-    """For how long somebody has waited for it without a break."""
+    """For how long at least one request has waited for it without a break."""
 
 
 class WaitingReport(msgspec.Struct, frozen=True, kw_only=True):

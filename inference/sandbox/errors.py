@@ -1,7 +1,7 @@
 """Why a job has no result.
 
 SandboxError
-├── WorkerLostError      the job ended its worker, or was ended at a limit: ``reason`` says which
+├── WorkerLostError      the job ended its worker, or was ended at a limit; ``reason`` names it
 ├── NoWorkerError        all workers were busy for too long
 └── NotWantedError       the caller does not want the result any more
 """

@@ -60,7 +60,8 @@ class ForkClient:
             raise
 
     def reap(self, pid: int) -> int:
-        """The signal that ended the worker, which ends now or has; 0: none, or nobody knows."""
+        """The number of the signal that ended the worker, which has ended or is about to; 0: no
+        signal, or it is unknown."""
         with self._lock:
             try:
                 reply = self._ask(ReapWorker(pid)) if self._channel is not None else None
@@ -73,12 +74,12 @@ class ForkClient:
         """Workers that are forked from now on have it."""
         with self._lock:
             self._tokenizers[facts.digest] = facts
-            self._tell(KeepTokenizer(facts))
+            self._send(KeepTokenizer(facts))
 
     def forget_tokenizer(self, digest: str) -> None:
         with self._lock:
             if self._tokenizers.pop(digest, None) is not None:
-                self._tell(ForgetTokenizer(digest))
+                self._send(ForgetTokenizer(digest))
 
     def close(self) -> None:
         """The fork server ends, and its workers with their sockets."""
@@ -101,8 +102,8 @@ class ForkClient:
         log.error("no worker for templates and grammars could be started")
         raise NoWorkerError("none could be started")
 
-    def _tell(self, command: Command) -> None:
-        """Where there is no fork server, the next one is told when it starts."""
+    def _send(self, command: Command) -> None:
+        """Send to the fork server. Without one, the next gets the tokenizers when it starts."""
         if self._channel is not None:
             try:
                 self._ask(command)
@@ -151,7 +152,7 @@ class ForkClient:
 
 
 def end_process(pid: int) -> None:
-    """Of a worker that has not been reaped: nobody else has its process id."""
+    """End a worker that has not been reaped, so that its process id cannot be another process's."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 

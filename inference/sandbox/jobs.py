@@ -46,8 +46,8 @@ Job = CheckSchema | CheckText | CheckGrammar | RenderChat
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
-    """It can be enforced. ``text`` is what is enforced, where that is not what was sent: a schema
-    as JSON, or lark text."""
+    """The grammar can be enforced. ``text`` is the enforced one, a JSON schema or lark text, where
+    it differs from the sent one."""
 
     text: str = ""
 
@@ -79,7 +79,7 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
     reason: str
     """A ``LossReason``."""
     where: str = ""
-    """What was raised, and in which line, for the log."""
+    """The exception and its line, for the log."""
     steps: Steps = []
     """To the keyword of a schema that the compiler panicked over, where that is known."""
 

@@ -1,12 +1,12 @@
-"""Workers in a pool, and who may have how many of them.
+"""A pool of sandbox workers, with limits by account and by model.
 
     run ─▶ wait for a worker ─▶ send the job ─▶ wait for its result ─▶ the worker is idle again
              at most 2 for one         │ time over, not wanted, dead
              account on one model,     ▼
              4 for either, 8 in all   it is killed; the next job forks another
 
-So one request that hangs takes a worker from nobody else, and the eighth that hangs at once keeps
-others waiting until the first one's time is over. Any thread may call.
+So one hanging request blocks no other. Eight that hang at once make others wait until the first
+one's time is over. Any thread may call.
 """
 
 from __future__ import annotations

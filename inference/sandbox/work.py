@@ -1,4 +1,4 @@
-"""Does one job, in a worker. Knows neither sockets nor limits: whoever runs it sets them."""
+"""Does one job, in a worker. Knows neither sockets nor limits: the worker process sets them."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from inference.sandbox.work import perform
 
 
 def work(connection: socket.socket) -> None:
-    """Returns when nobody is at the other end, or when it has grown: its last answer says so, as
-    whoever has it must not give it another job."""
+    """Work on jobs until the other end closes, or until this process has grown too large. Its last
+    answer then reports that, so that the pool gives it no further job."""
     limit_process()
     _write_nowhere()
     channel, started_bytes = Channel(connection), data_bytes()

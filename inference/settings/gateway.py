@@ -85,7 +85,7 @@ PUBLIC_URL: Setting[str | None] = Setting(
     readers=GATEWAY,
     doc="where people reach this server through a proxy, as `https://chat.example.org`. Requests "
     "may ask for its host, and the admin accepts its forms. With https, cookies are secure, "
-    "browsers are told to stay with HTTPS, and what came by HTTP is redirected "
+    "browsers are made to stay with HTTPS (HSTS), and HTTP requests are redirected "
     "([security](security.md#https))",
 )
 SECURE_COOKIES: Setting[bool | None] = Setting(
@@ -118,7 +118,7 @@ LISTEN_HOST: Setting[str | None] = Setting(
     name="HELEXA_LISTEN_HOST",
     kind=Text("a host name or an address"),
     default=None,
-    default_words="as `--host` says",
+    default_words="as `--host`",
     readers=GATEWAY,
     doc="what an ASGI server of your own (uvicorn) listens on; `serve` and `gateway` set it",
 )

@@ -33,7 +33,7 @@ class MetricsListen:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSetting:
-    """What the operator said. ``host`` ``None``: that of the gateway."""
+    """Where the operator wants metrics to be served. ``host`` ``None``: the gateway's."""
 
     is_on: bool = True
     host: str | None = None

@@ -1,6 +1,6 @@
 """The table of docs/operating/settings.md, written from the settings.
 
-python -m inference.settings.page docs/operating/settings.md     writes it anew
+python -m inference.settings.page docs/operating/settings.md     rewrites it
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def table_lines() -> Iterator[str]:
 
 
 def with_table(page: str) -> str:
-    """The page with its table written anew. Raises ``ValueError`` where it has no place for it."""
+    """The page with its table rewritten. Raises ``ValueError`` where it has no place for the
+    table."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -41,7 +41,8 @@ class Kind(Protocol[T_co]):
         ...
 
     def parse(self, word: str) -> T_co:
-        """Raises ``ValueError``; its message, where it has one, says which part is wrong."""
+        """The value of ``word``. Raises ``ValueError``, whose message names the wrong part if it
+        can."""
         ...
 
 
@@ -51,7 +52,7 @@ class Setting(Generic[T]):
     kind: Kind[T]
     default: T
     default_words: str = ""
-    """What the default is, where ``default`` does not say it."""
+    """Describes the default, where ``default`` alone does not."""
     readers: frozenset[Reader]
     doc: str
     """Markdown, for the operator."""

@@ -1,4 +1,4 @@
-"""Settings of what is stored, where, and for how long: read by gateways and the control."""
+"""Settings of storage: locations and retention times, read by gateways and the control plane."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ SETTINGS: tuple[Setting[Any], ...] = tuple(
 NAMES = frozenset(setting.name for setting in SETTINGS)
 OF_TESTS = {
     "HELEXA_CLIENTS_DIR": "names the folder of clients that slow tests run",
-    "HELEXA_FUZZ_": "say how many schemas a campaign tries, and which",
-    "HELEXA_MUTATED_CALLS": "says how many changed tool calls a campaign tries",
-    "HELEXA_MUTATED_FILES": "says how many mutated files a campaign tries",
+    "HELEXA_FUZZ_": "how many schemas a campaign tries, and which",
+    "HELEXA_MUTATED_CALLS": "how many changed tool calls a campaign tries",
+    "HELEXA_MUTATED_FILES": "how many mutated files a campaign tries",
 }
 """Beginnings of names that tests alone read: a run keeps them, where it drops all settings."""
 OTHERS = {

@@ -27,8 +27,8 @@ from django.db import InterfaceError, OperationalError
 from fleet.live.neuron_reads import NeuronValueError, StreamEntries, stream_read
 from inference.protocol.events import Usage
 from inference.protocol.keys import (
+    NEURON_DESIRED_STATES,
     NEURON_NAME,
-    NEURON_WISHES,
     NEURONS,
     gateway_alive_key,
     usage_key,
@@ -99,7 +99,7 @@ def usage_reports_settle(
 def neuron_names(client: redis.Redis) -> list[str]:
     """Every neuron that has a heartbeat or an invitation, sorted."""
     spoken = cast(list[bytes], client.zrange(NEURONS, 0, -1))
-    invited = cast(list[bytes], client.hkeys(NEURON_WISHES))
+    invited = cast(list[bytes], client.hkeys(NEURON_DESIRED_STATES))
     names = {name.decode(errors="replace") for name in (*spoken, *invited)}
     return sorted(name for name in names if NEURON_NAME.fullmatch(name))
 

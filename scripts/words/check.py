@@ -1,6 +1,7 @@
 """Counts the words of ``list.tsv`` by package and compares them with ``baseline.tsv``.
 
     list.tsv      words that are being replaced, each with the field's word
+    kept.tsv      texts that are not counted, each with the reason
     baseline.tsv  package, count: the most that is accepted
 
 A count over its package's baseline fails the check and prints the lines of that package. A count
@@ -19,7 +20,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,10 +62,25 @@ def read_words(path: Path) -> list[Word]:
     return words
 
 
+def read_kept(path: Path) -> list[str]:
+    """The texts that are not counted, longest first. Raises ``ValueError`` for a line that is not
+    text, reason."""
+    kept = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        if not line or line.startswith("#"):
+            continue
+        text, _, reason = line.partition("\t")
+        if not text or not reason:
+            raise ValueError(f"{path.name}: {line!r} is not: text, reason")
+        kept.append(text)
+    return sorted(kept, key=len, reverse=True)
+
+
 class WordFinder:
     """Searches a text for all words at once: one pattern for each way of searching."""
 
-    def __init__(self, words: list[Word]) -> None:
+    def __init__(self, words: list[Word], kept: Sequence[str] = ()) -> None:
+        self._kept = re.compile("|".join(map(re.escape, kept)) or r"(?!)")
         self._searches = [
             (re.compile(rf"(?<![A-Za-z])(?:{_alternatives(chosen)})(?![a-z])", flags), is_prose)
             for is_prose in (False, True)
@@ -75,6 +91,7 @@ class WordFinder:
 
     def findings_in(self, text: str, *, is_code: bool) -> Iterator[Finding]:
         """Each place of ``text`` that has one of the words."""
+        text = self._kept.sub("_", text)
         prose = prose_of(text) if is_code else text
         for pattern, is_prose in self._searches:
             searched = prose if is_prose else text
@@ -162,7 +179,8 @@ def main(arguments: list[str], *, root: Path = REPOSITORY, here: Path = HERE) ->
     parser.add_argument("--write", action="store_true", help="lower the baseline to the counts")
     parser.add_argument("--show", metavar="PACKAGE", help="print the package's lines")
     options = parser.parse_args(arguments)
-    found = findings_by_file(root, WordFinder(read_words(here / "list.tsv")))
+    finder = WordFinder(read_words(here / "list.tsv"), read_kept(here / "kept.tsv"))
+    found = findings_by_file(root, finder)
     if options.show:
         print("\n".join(lines_of(options.show, found)))
         return 0

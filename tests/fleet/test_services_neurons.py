@@ -213,7 +213,7 @@ def test_a_dead_neuron_is_removed_with_all_its_rows(beat, build, redis_db) -> No
     redis_db.hset(keys.specs_key("beast"), "tiny", b"{}")
     services.neuron_remove(actor=COMMAND, neuron_name="beast")
     assert not (Neuron.objects.exists() or Device.objects.exists() or NeuronWish.objects.exists())
-    assert set(redis_db.keys()) == {keys.NEURON_WISHES.encode()}
+    assert set(redis_db.keys()) == {keys.NEURON_DESIRED_STATES.encode()}
     assert live.read_snapshot_sync(redis_db).neurons == ()
     assert actions() == ["neuron.remove"]
     with pytest.raises(UnknownNeuronError):

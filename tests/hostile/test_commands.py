@@ -130,7 +130,7 @@ def test_executed_its_own_keys_and_no_others(
         ("DEL", keys.gateway_alive_key("gw")),
         ("HGETALL", keys.limit_counts_key("key", "hx-1")),
         ("ZADD", keys.NEURONS, "1", "other"),
-        ("HGETALL", keys.NEURON_WISHES),
+        ("HGETALL", keys.NEURON_DESIRED_STATES),
         ("GET", keys.CONTROL_LEADER),
         ("HGETALL", "unacked"),
         ("KEYS", "*"),

@@ -81,7 +81,7 @@ def many_ids() -> bytes:
 @pytest.fixture
 async def invited(redis_client: redis.asyncio.Redis) -> None:
     wishes = Wishes(by_neuron={EVIL: Wish(), "beast": Wish()}, policy=AdmissionPolicy.AUTOMATIC)
-    await redis_client.hset(keys.NEURON_WISHES, mapping=encode_wishes(wishes))
+    await redis_client.hset(keys.NEURON_DESIRED_STATES, mapping=encode_wishes(wishes))
 
 
 @pytest.mark.parametrize("value", VALUES)

@@ -27,7 +27,7 @@ from inference.engine.sampling.drawing import Drawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.loading.devices import free_memory_bytes, ranks_on_one_device
-from inference.loading.kv_choice import foreseen_kv_format, wanted_kv_format
+from inference.loading.kv_choice import planned_kv_format, wanted_kv_format
 from inference.loading.loader import PREFILL_TOKENS_PER_STEP, OpenedModel
 from inference.loading.progress import OnProgress
 from inference.models.backend import AnyModel
@@ -133,7 +133,7 @@ def _most_positions(spec: LoadSpec, opened: OpenedModel) -> int:
         num_devices = num_ranks // ranks_on_one_device(spec, device)
         budget_bytes = int(max(0, free_bytes) * num_devices * (cpu_kv_share() if is_cpu else 1))
     is_native = is_cpu and num_ranks == 1 and opened.factory.dtype == torch.float32
-    kv_format = foreseen_kv_format(spec, device, is_native)
+    kv_format = planned_kv_format(spec, device, is_native)
     least, scaling = SHORTEST_USEFUL_CONTEXT, config.rope_scaling
     if scaling is not None and scaling.kind == "longrope":
         # Which divisors hold is decided by the context that the model declares.

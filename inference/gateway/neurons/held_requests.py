@@ -27,7 +27,7 @@ from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.held import (
     MAX_HELD_BYTES,
-    NOBODY,
+    NO_GATEWAY,
     HeldRequests,
     decode_held_requests,
 )
@@ -87,7 +87,7 @@ class HeldRequestsWatch:
         self._num_sightings = sightings
 
     async def _read(self, names: list[str]) -> dict[str, HeldRequests | None]:
-        fields = [NOBODY, self._gateway_id]
+        fields = [NO_GATEWAY, self._gateway_id]
         reads = [
             fields_read(keys.held_key(name), fields, max_bytes=MAX_HELD_BYTES) for name in names
         ]

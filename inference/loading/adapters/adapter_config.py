@@ -15,7 +15,7 @@ from inference.protocol.load_errors import BadAdapterError
 
 MOST_RANK = 512
 LARGEST_NUMBER = 3.4028234e38
-"""Of float32. What is not a number is never at most that."""
+"""float32's largest number. NaN compares false with it."""
 REFUSED_FLAGS = {
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",

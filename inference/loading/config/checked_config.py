@@ -19,7 +19,7 @@ from inference.models.vision_config import VisionConfig
 from inference.protocol.load_errors import BadFileError
 
 LARGEST_NUMBER = 3.4028234e38
-"""Of float32, which models compute in. What is not a number is never at most that."""
+"""The largest number of float32, which models compute in. NaN compares false with it."""
 
 
 def check_config(config: ModelConfig) -> ModelConfig:

@@ -20,7 +20,7 @@ from inference.protocol.load_errors import MissingTensorError, WrongShapeError
 Shape = tuple[int, ...]
 
 MOST_COUNTED = 1000
-"""Of missing tensors: the message says that there are more."""
+"""Most missing tensors that are counted; the message states that there are more."""
 
 
 class DeclaredTensors(Protocol):

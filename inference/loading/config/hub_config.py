@@ -1,5 +1,5 @@
 """``ModelConfig`` from a Hugging Face directory: config.json, generation_config.json, and
-preprocessor_config.json of a model that is given pictures.
+preprocessor_config.json of a model with image input.
 
 The family that config.json names reads them, and refuses what it would compute wrongly; nothing in
 a config that changes the result is passed over. Imports no torch.
@@ -22,7 +22,7 @@ from inference.models.families.tower import with_pixels
 from inference.protocol.load_errors import BadFileError, MissingFileError
 
 PROCESSOR = "preprocessor_config.json"
-"""What becomes of a picture before the tower sees it."""
+"""How an image is prepared for the vision tower."""
 
 
 def read_directory_config(directory: Path) -> ModelConfig:

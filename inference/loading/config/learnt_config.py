@@ -1,5 +1,5 @@
-"""What config.json does not say of a model that transformers' own module computes, found by looking
-at the module without its weights."""
+"""Completes the config of a model that transformers' own module computes, from facts of the module
+without its weights that config.json lacks."""
 
 from __future__ import annotations
 

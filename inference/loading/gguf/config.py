@@ -13,10 +13,10 @@ from inference.loading.config.learnt_config import learnt_config
 from inference.loading.config.malformed import refuses_malformed
 from inference.loading.gguf.header import GGUFHeader
 from inference.models.config import ModelConfig
-from inference.models.families.foreign_gguf import MODULES
 from inference.models.families.gguf_keys import ROPE_FREQUENCIES, GGUFKeys, text_facts
 from inference.models.families.limits import check_counts
 from inference.models.families.registry import check_gguf_architecture
+from inference.models.families.transformers_gguf import MODULES
 from inference.protocol.load_errors import BadFileError
 
 
@@ -31,7 +31,7 @@ def read_gguf_config(header: GGUFHeader) -> ModelConfig:
 def _read(header: GGUFHeader) -> ModelConfig:
     architecture = str(header.metadata.get("general.architecture"))
     family = check_gguf_architecture(architecture)
-    if family.is_foreign:
+    if family.uses_transformers:
         from inference.loading.gguf.module import read_module_config  # imports transformers
 
         read = family.read_config(read_module_config(header, MODULES[architecture]), {})

@@ -24,15 +24,15 @@ from transformers.modeling_gguf_pytorch_utils import (
 
 from inference.loading.gguf.header import GGUFHeader, TensorInfo
 from inference.models.config import ModelConfig
-from inference.models.families.foreign_gguf import added_by_metadata
 from inference.models.families.gguf_keys import GGUFKeys
+from inference.models.families.transformers_gguf import added_by_metadata
 from inference.models.transformers_backend.hub_module import without_weights
 from inference.models.weights.stored import DenseWeight, StoredWeight
 from inference.protocol.load_errors import BadFileError, MissingTensorError, WrongShapeError
 
 
 def read_module_config(header: GGUFHeader, model_type: str) -> dict[str, Any]:
-    """What config.json would say. Raises ``BadFileError``."""
+    """The config.json that this GGUF file corresponds to. Raises ``BadFileError``."""
     found = _read(header, tensors_of=None)["config"]
     architecture = str(header.metadata["general.architecture"])
     shapes = {name: info.shape for name, info in header.tensors.items()}

@@ -75,11 +75,11 @@ PRE_TOKENIZERS: dict[str, Callable[[], pre.PreTokenizer]] = {
     "chatglm-bpe": _split_by(LLAMA3_SPLIT),
 }
 WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
-"""Vocabularies that take a word whole when they have it, whatever the merges say."""
+"""Vocabularies that use a whole word's token if they have one, before any merges."""
 COMPOSED_UNICODE = frozenset({"qwen2", "qwen35", "deepseek-r1-qwen"})
 """Vocabularies whose text is brought to NFC first."""
 BEGINS_WITH_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
-"""Unless tokenizer.ggml.add_bos_token says otherwise."""
+"""Texts begin with bos unless tokenizer.ggml.add_bos_token is false."""
 
 
 def pre_tokenizer(name: str) -> pre.PreTokenizer:

@@ -1,7 +1,7 @@
 """Tensors of a GGUF model, memory-mapped, under Hugging Face names and in natural row order.
 
-A model may be split over several files. What is handed out are copies, so a tensor's pages leave
-memory as soon as it was read: a load never holds the file beside the model.
+A model may be split over several files. Tensors are returned as copies, and a tensor's pages leave
+memory as soon as it was read, so a load never holds the file beside the model.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class GGUFTensorFiles:
         return rows if num_heads is None else natural_rotary_order(rows, num_heads)
 
     def _forget_pages(self, info: TensorInfo) -> None:
-        """Nothing is lost: what is read again comes from the file again."""
+        """Drop the tensor's pages from memory; another read comes from the file again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             pages = self._maps[info.path]
             first = max(0, info.offset - MAPPED_AROUND) // mmap.PAGESIZE * mmap.PAGESIZE

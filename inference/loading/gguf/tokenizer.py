@@ -144,13 +144,13 @@ def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
         "add_bos_token": begins,
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
-        **told_config(metadata),
+        **own_config(metadata),
     }
 
 
-def told_config(metadata: Metadata) -> dict[str, Any]:
-    """What the file itself says, under tokenizer_config.json's names. One without a vocabulary
-    says nothing of special tokens."""
+def own_config(metadata: Metadata) -> dict[str, Any]:
+    """The file's own settings, under tokenizer_config.json's names. Without a vocabulary there are
+    none of special tokens."""
     tokens: list[str] = _list(metadata, "tokens") if TOKENS in metadata else []
     config: dict[str, Any] = {
         ours: tokens[token_id]
@@ -182,7 +182,7 @@ def _named_templates(template: str, metadata: Metadata) -> str | list[dict[str, 
 
 
 def _begin_and_end(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
-    """tokenizer.json itself says what stands around a text, for readers that know no config."""
+    """Write bos and eos into tokenizer.json's post-processor, for readers without the config."""
     before = [config["bos_token"]] if config["add_bos_token"] and "bos_token" in config else []
     after = [config["eos_token"]] if config["add_eos_token"] and "eos_token" in config else []
     if not before and not after:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.loading.gguf.header import GGUFHeader
-from inference.loading.gguf.tokenizer import Metadata, convert_tokenizer, told_config
+from inference.loading.gguf.tokenizer import Metadata, convert_tokenizer, own_config
 from inference.loading.sources.base_repo import (
     FetchTokenizer,
     base_chat_template,
@@ -63,7 +63,7 @@ def _tokenizer_of(
         return tokenizer.to_str(), config
     except UnknownTokenizerError as error:
         definition, base_config = base_tokenizer(metadata, fetch, error, also)
-        return definition, {**base_config, **told_config(metadata)}
+        return definition, {**base_config, **own_config(metadata)}
 
 
 def _write(directory: Path, definition: str, config: Mapping[str, Any]) -> None:

@@ -143,7 +143,7 @@ class InterleavedExperts:
         return stacked[0 if part.projection == "gate_proj" else 1 :: 2]
 
     def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
-        """Nothing cuts up what is cut up here already."""
+        """Never called: these experts are split already."""
         return self._files.stored_rows(self._other(name), first, last)
 
     def format_of(self, name: str) -> str:
@@ -201,7 +201,7 @@ def unpacked(blocks: torch.Tensor, scales: torch.Tensor, name: str = "a weight")
 
 
 def _ending(name: str) -> str | None:
-    """What follows a stack's name: ``_blocks``, ``_scales``, ``_bias`` or nothing; ``None`` for
-    what is no stack."""
+    """The suffix of a stack's name: ``_blocks``, ``_scales``, ``_bias`` or empty; ``None`` for a
+    name of no stack."""
     match = _STACK.fullmatch(name)
     return None if match is None else match[3] or ""

@@ -36,18 +36,18 @@ class SafetensorsModel:
 def open_safetensors(
     files: ModelFiles, config: ModelConfig, *, wants_predictor: bool = False
 ) -> SafetensorsModel:
-    """``wants_predictor``: the layer that foresees the token after the next is computed, where the
-    files have one. Raises ``BadFileError``."""
-    opened = _opened(files, has_integers=family_of(config).is_foreign)
+    """``wants_predictor``: also open the multi-token prediction layer, where the files have one.
+    Raises ``BadFileError``."""
+    opened = _opened(files, has_integers=family_of(config).uses_transformers)
     config = without_absent_tower(config, opened.names)
     family = family_of(config)
     if wants_predictor:
         config = with_predictor(config, family, opened.names)
-    if isinstance(opened, SafetensorsFiles) and not family.is_foreign:
+    if isinstance(opened, SafetensorsFiles) and not family.uses_transformers:
         opened = _cut(opened, family, config)
     named = NamedFiles(opened, family, config)
     # Only transformers knows what its own modules make of experts.
-    tensors = named if family.is_foreign else by_expert(named)
+    tensors = named if family.uses_transformers else by_expert(named)
     return SafetensorsModel(config, tensors, named.left_out)
 
 

@@ -38,7 +38,7 @@ BESIDE = (
     *(".weight_shape", ".weight_g_idx", ".input_scale", ".activation_scale", ".input_zero_point"),
     *(".input_global_scale", ".k_scale", ".v_scale", ".q_scale", ".output_scale"),
 )
-"""Endings of what belongs to a matrix, or to what is multiplied with it."""
+"""Suffixes of tensors that belong to a matrix or to its input."""
 SCALES = ("_scale_inv", "_scale")
 """What a scaled matrix' name is followed by."""
 SCALE_FORMATS = frozenset({*DTYPE_BYTES, "F8_E8M0"})

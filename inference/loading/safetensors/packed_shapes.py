@@ -51,7 +51,7 @@ def check_packed(files: Headers, module: str, shape: Shape) -> None:
     rows, words = _matrix(files, f"{module}.weight_packed", WORDS)
     if len(shape) != 2 or min(shape) < 1 or rows != shape[0]:
         raise BadFileError(
-            f"{module}.weight_shape says {shape_in_words(shape)}, and {module}.weight_packed has "
+            f"{module}.weight_shape is {shape_in_words(shape)}, and {module}.weight_packed has "
             f"{rows} rows"
         )
     columns = shape[1]

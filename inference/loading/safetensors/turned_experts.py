@@ -6,7 +6,8 @@
                                                   turned, mlp.experts.0.up_proj.weight, its last
     mlp.experts.down_proj     (E, inner, out)     mlp.experts.0.down_proj.weight, turned
 
-Some files of the same families have their outputs first, as others do: the model's width tells.
+Some files of the same families have their outputs first, as others do; the model's width shows
+which.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class TurnedExperts:
         return DenseWeight(weight=self.dense(name))
 
     def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
-        """Nothing cuts up what is cut up here already."""
+        """Never called: these experts are split already."""
         return self._files.stored_rows(self._other(name), first, last)
 
     def format_of(self, name: str) -> str:

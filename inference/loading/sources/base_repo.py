@@ -66,7 +66,7 @@ def base_tokenizer(
 ) -> tuple[str, dict[str, Any]]:
     """The text of tokenizer.json and the object of tokenizer_config.json, from the first repository
     whose vocabulary is the file's. ``also``: repositories to try after those that it names. Raises
-    ``BadFileError``, which says what was tried."""
+    ``BadFileError``, which lists the repositories that were tried."""
     tried = []
     for repo in dict.fromkeys([*base_repositories(metadata), *also]):
         try:

@@ -36,12 +36,13 @@ from inference.protocol.downloads import CachedFile, CachedModel
 from inference.protocol.load_errors import BadSourceError
 
 ORPHAN_AFTER_S = 3600.0
-"""A partial file that nothing continues is an orphan once nobody has written it for so long: other
-programs may download to the same cache."""
+"""A partial file without a download that continues it is an orphan after so long without a write:
+other programs may download to the same cache."""
 
 
 def list_cached(cache_dir: Path) -> list[CachedModel]:
-    """Sorted by source and revision. Files come and go meanwhile: what is gone is left out."""
+    """The cached models, sorted by source and revision. Files that vanish meanwhile are left
+    out."""
     packages_dir = cache_dir / "pypi"
     found = [
         *_hub_models(hub_cache_dir(cache_dir)),
@@ -52,8 +53,8 @@ def list_cached(cache_dir: Path) -> list[CachedModel]:
 
 
 def delete_cached(cache_dir: Path, source: str, revision: str, names: Collection[str] = ()) -> int:
-    """``names``: of files, all where there are none. What is not there is deleted already. How many
-    bytes it freed. Raises ``BadSourceError`` for a source that is not cached by us."""
+    """Delete the files ``names``, or all if it is empty. Missing files count as deleted. Returns
+    the freed bytes. Raises ``BadSourceError`` for a source that this cache does not hold."""
     scheme, _, location = source.partition(":")
     if scheme == "huggingface":
         return _delete_snapshot(
@@ -190,8 +191,8 @@ def _file_bytes(repository: Path) -> int:
 
 
 def _delete_unused_blobs(repository: Path) -> None:
-    """What was broken off goes as well, unless a download of another revision continues it or
-    writes it now."""
+    """Delete blobs that no revision uses, partial ones included, unless a download of another
+    revision continues or writes them."""
     used = {path.resolve() for path, _ in files_under(repository / "snapshots")}
     continued = pending_blobs(repository)
     for blob in (repository / "blobs").glob("*"):
@@ -202,7 +203,7 @@ def _delete_unused_blobs(repository: Path) -> None:
 
 
 def _delete_packages(packages_dir: Path, name: str, revision: str) -> int:
-    """What was broken off goes as well, unless a download continues it now."""
+    """Delete the package's wheels, partial ones included, unless a download continues them now."""
     package = _inside(packages_dir, f"{name}-{revision}" if revision else name)
     freed = bytes_under(package)
     shutil.rmtree(package, ignore_errors=True)

@@ -1,5 +1,5 @@
-"""A total deadline for a question to somebody outside whose client has none: the hub, whose
-client's timeouts are of each read, and the resolver of names.
+"""A total deadline for requests to outside services whose clients have none: the hub, whose
+client's timeouts are for each read, and the name resolver.
 
 One that has no answer is left to a daemon thread, which holds up no page and no shutdown. At most
 ``MAX_THREADS`` of a kind are left so.

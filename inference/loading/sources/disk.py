@@ -13,7 +13,7 @@ RESERVE_BYTES = 64 * 1024**2
 
 
 def free_disk_bytes(directory: Path) -> int:
-    """What is free on the disk that ``directory`` is on or will be."""
+    """Free bytes on the disk that ``directory`` is on or will be."""
     while not directory.exists():
         directory = directory.parent
     return shutil.disk_usage(directory).free

@@ -1,10 +1,10 @@
-"""``python -m inference.loading.sources.fetch``: a model's files onto the disk, and nothing else.
+"""``python -m inference.loading.sources.fetch`` downloads a model's files and does nothing else.
 
-    stdin: one ``FetchOrder``, then nothing; its end means that nobody waits any more
+    stdin: one ``FetchOrder``, then nothing; its end means that the parent has gone
     stdout: a ``FetchMessage`` a line
 
 A process of its own, so that a download is cancelled by ending it and costs a neuron no thread that
-it cannot end. What was downloaded so far stays, and the next one resumes it. Imports no torch.
+it cannot end. Downloaded bytes stay, and the next download resumes them. Imports no torch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True, tag="fetched"):
     """Their paths."""
     weight_bytes: int
     new_files: dict[str, list[str]] = {}
-    """What was not there before: ``source@revision`` -> names, as ``CachedModel`` has them."""
+    """The files that were missing before: ``source@revision`` -> names, as in ``CachedModel``."""
 
 
 class FetchFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -57,11 +57,11 @@ decode_order = msgspec.json.Decoder(FetchOrder).decode
 
 
 def main() -> NoReturn:
-    """Ends without waiting for the threads: one reads, another may go on downloading."""
+    """Exit without waiting for the threads: one reads, another may still be downloading."""
     order = decode_order(sys.stdin.buffer.readline())
     SupervisedThread(_end_with_parent, name="end-with-parent").start()
-    outcome = fetch(order, lambda progress: _say(Fetching(progress=progress)))
-    _say(outcome)
+    outcome = fetch(order, lambda progress: _send(Fetching(progress=progress)))
+    _send(outcome)
     os._exit(0 if isinstance(outcome, Fetched) else 1)
 
 
@@ -106,7 +106,7 @@ def _new_files(
     return {key: names for key, names in new.items() if names}
 
 
-def _say(message: FetchMessage) -> None:
+def _send(message: FetchMessage) -> None:
     sys.stdout.buffer.write(encode_message(message) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -42,13 +42,13 @@ CONFIG_FILES = frozenset(
         "1_Pooling/config.json",
     }
 )
-"""What tells whether a model can be run here."""
+"""Files that decide whether a model can run here."""
 SENTENCE_CONFIG, TOKENIZER = "sentence_bert_config.json", "tokenizer.json"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 SAFETENSORS_NAME = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
 MIN_PART = 4
-"""A shorter part of a name says nothing."""
+"""A shorter part of a name is ignored."""
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 _QUANT = re.compile(r"(?:^|[.\-_/])((?:I?Q\d[A-Z0-9_]*)|BF16|F16|FP16|F32)$")
 
@@ -76,14 +76,15 @@ class GGUFVariant:
 
     @property
     def quant(self) -> str | None:
-        """``Q4_K_M`` as the name ends with it; ``None`` for a name that does not tell."""
+        """The quantization that the name ends with, like ``Q4_K_M``; ``None`` for a name without
+        one."""
         match = _QUANT.search(self.stem.upper())
         return match and match[1]
 
 
 def config_files(names: Collection[str]) -> tuple[str, ...]:
-    """The files that tell whether a source can be run here, weights aside. What lowers the case of
-    an embedding model's text is in its tokenizer."""
+    """The files, without weights, that decide whether a source can run here. They include the
+    tokenizer, which has an embedding model's lower-casing."""
     wanted = CONFIG_FILES | {TOKENIZER} if SENTENCE_CONFIG in names else CONFIG_FILES
     return tuple(sorted(wanted & set(names)))
 

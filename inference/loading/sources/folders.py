@@ -13,8 +13,7 @@ def bytes_under(directory: Path) -> int:
 
 
 def files_under(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Sorted within each folder. Files and folders come and go while a download runs: what is gone
-    is left out."""
+    """Sorted within each folder. Files and folders that vanish meanwhile are left out."""
     for folder, _, names in os.walk(directory):
         for name in sorted(names):
             path = Path(folder, name)

@@ -1,8 +1,8 @@
 """``huggingface:org/name``: the files of one model out of a hub repository, through its cache.
 
 The cache is the user's own (HF_HUB_CACHE, HF_HOME) where it is set, else under our data directory.
-What is cached needs no network, and with HF_HUB_OFFLINE none is tried. huggingface_hub downloads a
-file anew whatever came of it before: blobs are transferred by ``resumed`` and linked by the hub's.
+Cached files need no network, and with HF_HUB_OFFLINE none is tried. huggingface_hub never resumes a
+file, so blobs are transferred by ``resumed`` and linked by huggingface_hub.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RepositoryListing:
     sizes: Mapping[str, int]
     """File name -> bytes."""
     etags: Mapping[str, str] = field(default_factory=dict)
-    """File name -> what its blob is called, where the hub says it."""
+    """File name -> its blob's name, where the hub reports it."""
     gguf_architecture: str | None = None
     """The architecture of a repository of GGUF files, as the hub read it from one of them."""
 
@@ -115,7 +115,7 @@ class HuggingFaceHub:
         )
 
     def commit(self, repo: str, revision: str | None) -> str | None:
-        """What the revision means now; ``None`` where the hub does not say."""
+        """The commit that the revision is at now; ``None`` where the hub does not report it."""
         if constants.HF_HUB_OFFLINE:
             return None
         api = HfApi(endpoint=self._endpoint)
@@ -280,16 +280,16 @@ def _fetch_all(
             finished[name] = hub.fetch(repo, listing.commit, name, hub_dir)
         pending_remove(repository, listing.commit, names)
 
-    def tell() -> None:
-        # What came of earlier downloads (other quants too) is not this one's progress, except in
-        # files that are finished without a transfer.
+    def report() -> None:
+        # Bytes of earlier downloads (other quants too) are not this one's progress, except in files
+        # that are finished without a transfer.
         transferred = bytes_under(blobs_dir) - bytes_before
         known = sum(listing.sizes[name] for name in list(finished))
         done = min(total, max(transferred, known))
         check_disk(blobs_dir, missing - transferred, repo)
         on_progress(LoadProgress(stage=LoadStage.DOWNLOADING, done=done, total=total, detail=repo))
 
-    run_watched(fetch, tell)
+    run_watched(fetch, report)
     return finished
 
 
@@ -299,7 +299,7 @@ def _is_cached(repo: str, listing: RepositoryListing, name: str, hub_dir: Path) 
 
 
 def _partial_bytes(blobs_dir: Path, files: Iterable[PendingFile]) -> int:
-    """What is there of these files from downloads that were broken off, which are continued."""
+    """Bytes of these files from interrupted downloads, which are resumed."""
     partials = (partial_of(blobs_dir / file.etag) for file in files if file.etag)
     return sum(path.stat().st_size for path in partials if path.is_file())
 

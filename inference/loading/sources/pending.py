@@ -1,9 +1,9 @@
-"""Which files a download wants and does not have yet: what makes a cached model partial.
+"""The files that a download still lacks. They make a cached model partial.
 
     <repository>/pending/<commit>.json     {file name: {"num_bytes": …, "etag": …}}
 
-Written before the first byte, and forgotten as the files are there. Files of other quants of the
-same commit do not make a model partial that nobody asked for. Imports no torch.
+Entries are written before the first byte, and removed as files become complete. Files of other
+quants of the same commit have no entry unless they were asked for. Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inference.loading.sources.resumed import INCOMPLETE
 class PendingFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_bytes: int
     etag: str = ""
-    """Names its blob; empty where the hub's listing does not say it."""
+    """Names its blob; empty where the hub's listing has none."""
 
 
 Pending = Mapping[str, PendingFile]

@@ -1,4 +1,4 @@
-"""Downloads one wheel by pip's means: its indexes, certificates, proxies and passwords.
+"""Downloads one wheel with pip's indexes, certificates, proxies and passwords.
 
     python pip_child.py PARENT_PID REQUIREMENT DIRECTORY
 
@@ -6,13 +6,13 @@
     DIRECTORY/<name>.incomplete   its bytes so far, which the next call for the same wheel continues
     DIRECTORY/<name>              the wheel, whole and as the index's hash wants it
 
-pip itself downloads a wheel anew whatever came of it before. So pip is asked where the wheel is, by
-calls that it does not publish: a pip that lacks one of them downloads the wheel itself, and a line
-in the log says so.
+pip never resumes a wheel. So this program asks pip for the wheel's address, through calls that are
+not public, and transfers it itself. A pip without one of them downloads the wheel, and a warning is
+logged.
 
-A program of its own that ends with its parent, however that ended: an engine process goes at once
-when its neuron does, and a download must not outlive it. On Linux the kernel sees to that. Started
-by file name, so it imports nothing of ours.
+It is a program of its own and ends with its parent, however that ended: an engine process ends as
+soon as its neuron does, and a download must not outlive it. On Linux the kernel ends it. Started by
+file name, so it imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FLAGS = (
 
 
 class WheelError(Exception):
-    """Says what was wrong with the wheel that came."""
+    """The downloaded wheel is not the expected one; the message gives the difference."""
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -93,7 +93,7 @@ def _fetch(session: Any, link: Any, directory: Path) -> None:
     if _wheel_before(directory) != (link.filename, hash_text):
         for path in (*directory.glob("*.incomplete"), *directory.glob("*.whl")):
             path.unlink()  # of another wheel
-    if (whole := directory / link.filename).exists():  # and nobody came to extract it
+    if (whole := directory / link.filename).exists():  # a download that was never extracted
         whole.replace(partial)
     was_begun = partial.exists()
     wheel = {"name": link.filename, "hash": hash_text}

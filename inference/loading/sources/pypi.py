@@ -42,7 +42,7 @@ from inference.protocol.load_errors import (
 )
 
 PARTIAL_PREFIX = ".partial-"
-"""Then the process id of whoever is writing it."""
+"""The process id of its writer follows."""
 REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[A-Za-z0-9.+!]+))?")
 PIP_CHILD = Path(__file__).with_name("pip_child.py")
 EXTRACTED = 2
@@ -119,7 +119,7 @@ def _fetch_wheel(requirement: str, directory: Path, on_progress: OnProgress) -> 
                 | {"TMPDIR": str(directory), "PYTHONUNBUFFERED": "1"},
             ).returncode
 
-    def tell() -> None:
+    def report() -> None:
         done = bytes_under(directory)
         wheel = unfinished_wheel(directory)
         total = max(done, wheel.num_bytes) if wheel and wheel.num_bytes else 0
@@ -130,7 +130,7 @@ def _fetch_wheel(requirement: str, directory: Path, on_progress: OnProgress) -> 
 
     for left in directory.glob("pip-*"):  # temporary folders of a pip that was killed
         shutil.rmtree(left, ignore_errors=True)
-    status = run_watched(run, tell)
+    status = run_watched(run, report)
     found = list(directory.glob("*.whl"))
     if status != 0 or len(found) != 1:
         reason = _last_error(log)
@@ -143,7 +143,7 @@ def _fetch_wheel(requirement: str, directory: Path, on_progress: OnProgress) -> 
 def _last_error(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")]
-    return " ".join(errors[:2]) or (lines[-1] if lines else "it said nothing")
+    return " ".join(errors[:2]) or (lines[-1] if lines else "it printed nothing")
 
 
 def _extract(wheel: Path, package_dir: Path) -> None:

@@ -27,7 +27,8 @@ def local_identity(spec: LoadSpec) -> str | None:
 
 
 def hub_identity(spec: LoadSpec) -> str | None:
-    """Blocks while the hub is asked. ``None``: it is not from there, or the hub does not say."""
+    """The identity of a hub source. Blocks while it asks the hub. ``None``: another kind of source,
+    or the hub does not report it."""
     found = [
         _commit(repo, one.revision)
         for one in (spec, draft_spec(spec))

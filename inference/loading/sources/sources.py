@@ -99,8 +99,8 @@ def path_files(path: Path, wanted: str | None, free_bytes: int) -> ModelFiles:
 
 
 def local_file_bytes(spec: LoadSpec, free_bytes: int) -> int | None:
-    """How large the weight files of a ``path:`` source are; ``None``: it is none, or they cannot be
-    read. The load itself says why."""
+    """Total bytes of the weight files of a ``path:`` source; ``None``: another kind of source, or
+    they cannot be read, for which the load reports the reason."""
     try:
         source = parse_source(spec.source)
         if source.scheme != "path":

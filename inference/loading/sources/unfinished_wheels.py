@@ -20,7 +20,7 @@ LOCK = ".lock"
 class UnfinishedWheel(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     num_bytes: int = 0
-    """Of the whole wheel; 0 where the index does not say it."""
+    """Size of the whole wheel; 0 where the index does not report it."""
 
 
 _decode = msgspec.json.Decoder(UnfinishedWheel).decode
@@ -39,7 +39,7 @@ def unfinished_wheel(directory: Path) -> UnfinishedWheel | None:
 
 
 def unfinished_wheel_bytes(directory: Path, wheel: UnfinishedWheel) -> int:
-    """What is there of it."""
+    """How many bytes of the wheel are on the disk."""
     names = (wheel.name, f"{wheel.name}.incomplete")
     return sum(path.stat().st_size for name in names if (path := directory / name).is_file())
 

@@ -1,4 +1,4 @@
-"""Runs a slow job aside while its caller tells how it goes, from the caller's own thread."""
+"""Runs a slow job in a thread while the caller's thread reports its progress."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import TypeVar
 
 from inference.supervised_threads import SupervisedPool
 
-TELL_EVERY_S = 0.5
+REPORT_EVERY_S = 0.5
 
 Result = TypeVar("Result")
 
 
-def run_watched(job: Callable[[], Result], tell: Callable[[], None]) -> Result:
-    """Calls ``tell`` every ``TELL_EVERY_S`` while ``job`` runs in a thread, and once when it is
-    done. Raises what ``job`` raises, and what ``tell`` does: the job is not waited for then."""
+def run_watched(job: Callable[[], Result], report: Callable[[], None]) -> Result:
+    """Calls ``report`` every ``REPORT_EVERY_S`` while ``job`` runs in a thread, and once when it is
+    done. Raises what ``job`` raises. If ``report`` raises, the job is not waited for."""
     executor = SupervisedPool(max_workers=1)
     try:
         future = executor.submit(job)
-        while not wait([future], timeout=TELL_EVERY_S).done:
-            tell()
+        while not wait([future], timeout=REPORT_EVERY_S).done:
+            report()
         result = future.result()
     finally:
         executor.shutdown(wait=False)
-    tell()
+    report()
     return result

@@ -1,7 +1,7 @@
 """``TensorFiles`` under the names that the model asks for, without what it does not compute with.
 
-A checkpoint of a text model beside a tower for pictures nests the text model's names, and brings
-tensors of its own. What is left out is known by the family and counted, so that a load says it.
+A checkpoint with a vision tower nests the text model's names, and has tensors of its own. The
+family lists the tensors that are left out; they are counted, so that a load reports them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NamedFiles:
         for name in files.names:
             own = family.hub_name(name)
             purpose = _purpose_left_out(name, left_out)
-            if purpose is None and not family.is_foreign:
+            if purpose is None and not family.uses_transformers:
                 purpose = _predicting(own, config)
             if purpose is not None:
                 self._num_left_out[purpose] += 1

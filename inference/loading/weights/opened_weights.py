@@ -37,15 +37,15 @@ class OpenedWeights:
         on_progress: OnProgress,
         detail: str = "",
     ) -> None:
-        """``detail``: in words, what is done to weights on their way in."""
+        """``detail``: a phrase for the progress: how weights are converted while they are read."""
         self.activation_dtype = factory.dtype
         self.device = factory.device
         self._files = files
         self._factory = factory
         self._on_progress = on_progress
         self._detail = detail
-        self._told = Lock()
-        """What is read by several threads is told one after the other."""
+        self._report_lock = Lock()
+        """Serializes progress reports of the threads that read."""
         self._read: set[str] = set()
         self._outcomes: Counter[str] = Counter()
         self._packed_bytes: Counter[str] = Counter()
@@ -127,7 +127,7 @@ class OpenedWeights:
     def _record(self, names: Sequence[str], outcome: str, packed_bytes: int = 0) -> None:
         for name in names:
             outcome_here = f"{self._files.format_of(f'{name}.weight')} {outcome}"
-            with self._told:
+            with self._report_lock:
                 self._outcomes[outcome_here] += 1
                 self._packed_bytes[outcome_here] += packed_bytes
 
@@ -143,7 +143,7 @@ class OpenedWeights:
         return self._files.dense(name)
 
     def _note(self, name: str) -> None:
-        with self._told:
+        with self._report_lock:
             self._read.add(name)
             self._on_progress(
                 LoadProgress(

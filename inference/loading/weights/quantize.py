@@ -11,7 +11,7 @@ scale at most. With fewer a group's squared error is never above that of its end
 smallest and largest value; 5 and 6: its largest at the lowest code, as in GGUF's Q5_0). Over random
 weights it is 14 % below with 4 bits, 10 % with 5 and 6 (``benchmarks.engine.quantize``).
 
-A matrix is taken in chunks of rows that fit a core's cache, one thread a chunk: numpy lets go of
+A matrix is converted in chunks of rows that fit a core's cache, one thread a chunk: numpy releases
 the interpreter lock while it computes.
 """
 

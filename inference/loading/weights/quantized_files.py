@@ -80,7 +80,7 @@ class QuantizedFiles:
             ) from None
 
     def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
-        """As the file holds them: what is cut into parts is cut before it is quantised."""
+        """The rows as stored in the file: a matrix is split before it is quantised."""
         return self._files.stored_rows(name, first, last)
 
     def format_of(self, name: str) -> str:
@@ -124,9 +124,9 @@ def roles_of(config: ModelConfig) -> dict[str, Role]:
 def check_quantization(
     files: TensorFiles, config: ModelConfig, spec: LoadSpec, device: torch.device
 ) -> InSitu | None:
-    """What dense weights are to be made into; ``None`` where all stay as they are, which is also
-    the answer for files that hold what is wanted. Raises ``BadSourceError`` for what cannot be had
-    from these files or on this device."""
+    """The format that dense weights are quantised to; ``None`` where none are, also for files that
+    already have the wanted format. Raises ``BadSourceError`` for a format that these files or this
+    device cannot have."""
     if spec.quantization == "auto":
         return None
     wanted = None if spec.quantization == "none" else spec.quantization
@@ -134,7 +134,7 @@ def check_quantization(
         _refuse_without_fp8(device)
     if wanted is not None:
         _refuse_float32(spec, device)
-        _refuse_foreign(config, wanted)
+        _refuse_transformers_backend(config, wanted)
     _refuse_other_formats(files, roles_of(config), wanted)
     has_dense_matrix = any(
         _is_dense(files, name) and len(files.shape_of(name)) == 2 for name in files.names
@@ -145,7 +145,8 @@ def check_quantization(
 def _refuse_other_formats(
     files: TensorFiles, roles: Mapping[str, Role], wanted: InSitu | None
 ) -> None:
-    """Quantising what is quantised already would add one error to another, unseen."""
+    """Refuse files that are quantised in another format: quantising again would silently add
+    errors."""
     others = {
         files.format_of(name)
         for name in files.names
@@ -183,8 +184,8 @@ def _refuse_without_fp8(device: torch.device) -> None:
         )
 
 
-def _refuse_foreign(config: ModelConfig, wanted: InSitu) -> None:
-    if family_of(config).is_foreign:
+def _refuse_transformers_backend(config: ModelConfig, wanted: InSitu) -> None:
+    if family_of(config).uses_transformers:
         raise BadSourceError(
             f"quantization {wanted} is not built for {config.architecture}, which transformers' "
             "own module computes; set it to auto"

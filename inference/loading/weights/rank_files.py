@@ -89,7 +89,7 @@ def cut_weight(stored: StoredWeight, cut: Cut) -> StoredWeight:
     """``stored`` without a bias. Columns are cut at the ends of its groups, which the cut has."""
     if isinstance(stored, DenseWeight):
         return DenseWeight(weight=cut_tensor(stored.weight, cut))
-    if cut.axis == 0:  # a view would keep all of what was unpacked
+    if cut.axis == 0:  # a view would keep the whole unpacked tensor
         return with_tensors(stored, lambda tensor: cut_tensor(tensor, cut).clone())
     in_features = stored.shape[1]
 

@@ -155,7 +155,7 @@ class Family:
     """How many heads' rows stand in GGUF's interleaved rotary order in the tensor of this Hugging
     Face name; ``None`` where rows are in their natural order."""
     features: frozenset[Feature] = frozenset({"prefix_reuse"})
-    is_foreign: bool = False
+    uses_transformers: bool = False
     """Whether transformers' own modules compute it, which read their files' tensors themselves."""
     learns: str = ""
     """``module:name`` of what adds to a config what config.json does not say, by looking at

@@ -119,7 +119,7 @@ FOREIGN = Family(
     tensors=lambda config: (),
     hub_name=hub_name,
     left_out=LEFT_OUT,
-    is_foreign=True,
+    uses_transformers=True,
     learns="inference.models.transformers_backend.model:checked_config",
     builder="inference.models.transformers_backend.model:ForeignModel",
 )

@@ -71,7 +71,7 @@ CACHED = Family(
     tensors=lambda config: (),
     hub_name=hub_name,
     left_out={**LEFT_OUT, "model.visual.": "pictures"},
-    is_foreign=True,
+    uses_transformers=True,
     learns="inference.models.transformers_backend.learning:learnt_config",
     builder="inference.models.transformers_backend.cached_model:CachedModel",
 )

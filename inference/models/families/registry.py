@@ -11,7 +11,6 @@ from inference.models.families.exaone4 import EXAONE4
 from inference.models.families.family import Family
 from inference.models.families.foreign import FOREIGN
 from inference.models.families.foreign_cached import CACHED
-from inference.models.families.foreign_gguf import MODULES
 from inference.models.families.foreign_types import REFUSED_TYPES
 from inference.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from inference.models.families.gemma4 import GEMMA4
@@ -36,6 +35,7 @@ from inference.models.families.qwen3_vl_moe import QWEN3_VL_MOE
 from inference.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from inference.models.families.smollm3 import SMOLLM3
 from inference.models.families.starcoder2 import STARCODER2
+from inference.models.families.transformers_gguf import MODULES
 from inference.protocol.load_errors import UnknownArchitectureError
 
 NUM_NEAREST = 2

@@ -8,9 +8,9 @@ from textwrap import fill
 from inference.models.families.family import Family
 from inference.models.families.foreign import FOREIGN
 from inference.models.families.foreign_cached import CACHED
-from inference.models.families.foreign_gguf import MODULES
 from inference.models.families.foreign_types import ROW_BY_ROW_TYPES
 from inference.models.families.registry import FAMILIES
+from inference.models.families.transformers_gguf import MODULES
 
 HEADER = """\
 # Models
@@ -110,10 +110,10 @@ refused.
 def markdown(families: Iterable[Family] = FAMILIES) -> str:
     """The page, with a last newline."""
     families = list(families)
-    rows = "".join(f"{_row(family)}\n" for family in families if not family.is_foreign)
-    foreign = {name for family in families if family.is_foreign for name in family.model_types}
+    rows = "".join(f"{_row(family)}\n" for family in families if not family.uses_transformers)
+    whole = {name for family in families if family.uses_transformers for name in family.model_types}
     lists = (
-        (FOREIGN_HEADER, foreign | set(FOREIGN.model_types)),
+        (FOREIGN_HEADER, whole | set(FOREIGN.model_types)),
         (CACHED_HEADER, set(CACHED.model_types)),
         (BY_ROWS_HEADER, set(ROW_BY_ROW_TYPES)),
         (GGUF_HEADER, set(MODULES)),

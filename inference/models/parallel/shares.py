@@ -87,7 +87,7 @@ def _problem(config: ModelConfig, num_ranks: int, groups: Mapping[SplitKind, int
         return f"{num_ranks} ranks are not between 1 and {MOST_RANKS}"
     if num_ranks == 1:
         return None
-    if family_of(config).is_foreign:
+    if family_of(config).uses_transformers:
         return f"{config.architecture} is computed by transformers' own module, which is not split"
     if config.mamba is not None:
         return "a Mamba-2 layer's norm is of many heads together, and is not split"

@@ -50,7 +50,7 @@ class AnswerText:
         self._leading_space.drop()
 
     def flush(self) -> list[Part]:
-        """The answer has ended: what was held back. May still find a stop string."""
+        """End the answer and return the held-back text. May still find a stop string."""
         rest = self._leading_space.feed(self._detokenizer.flush()) + self._leading_space.flush()
         parts = self._search(rest)
         if self.stop is None:
@@ -90,7 +90,7 @@ class _LeadingSpace:
         return self.flush()
 
     def drop(self) -> None:
-        """What is held now and white space to come, up to the first other character."""
+        """Discard the held-back text and the white space that follows it."""
         self._is_dropped = True
 
     def flush(self) -> str:

@@ -1,7 +1,7 @@
 """Calls that are bare JSON, beside an answer that is JSON too.
 
 One lexer reads both, and it would take a call's literal beginning for good where the answer only
-begins alike. As JSON schemas with the same white space they are told apart key by key.
+begins alike. As JSON schemas with the same white space they differ at the first key that does.
 """
 
 from __future__ import annotations

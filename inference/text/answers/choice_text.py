@@ -1,8 +1,8 @@
-"""One answer taken apart as its tokens come: thinking, text, tool calls, and where it stops.
+"""Splits one answer, token by token, into reasoning, text and tool calls, and finds its stop.
 
     token ─▶ thinking? ─yes─▶ detokenizer ─▶ ThoughtPart
                   └────no───▶ AnswerText ──▶ TextPart | CallStarted | CallArguments
-    token ─▶ detokenizer ─▶ thinking? ─▶ likewise, where phrases tell
+    token ─▶ detokenizer ─▶ thinking? ─▶ likewise, for models with phrases
 
 Works token by token, so the parts of one kind concatenate to the same however the tokens are cut
 into steps. White space right after a marker belongs to the marker and is not part of the thought
@@ -100,20 +100,20 @@ class ChoiceText:
         return self._answer.stop
 
     def feed(self, token_id: int) -> tuple[list[TokenKind], list[Piece]]:
-        """The kinds of the tokens of which it is known now, in their order, and what was said. Only
+        """Returns the kinds of the tokens that are decided now, in order, and the new pieces. Only
         phrases leave a token's kind open until later."""
         if self._phrases is not None:
             kinds, runs = self._phrases.feed(self._detokenizer.feed([token_id]))
-            return self._told(kinds, runs)
+            return self._pieces_of(kinds, runs)
         kind = self._splitter.feed(token_id)
         return [kind], self._feed_kind(kind, token_id)
 
     def flush(self) -> tuple[list[TokenKind], list[Piece]]:
-        """The answer has ended: what was held back. A block that is still open ends with it."""
+        """End the answer and return the held-back pieces. A block that is still open ends too."""
         kinds: list[TokenKind] = []
         pieces: list[Piece] = []
         if self._phrases is not None:
-            kinds, pieces = self._told(*self._phrases.flush(self._detokenizer.flush()))
+            kinds, pieces = self._pieces_of(*self._phrases.flush(self._detokenizer.flush()))
         thought = [] if self._thought is None else self._thought.flush(self._closing_marker)
         return kinds, [*pieces, *thought, *self._answer.flush()]
 
@@ -139,7 +139,7 @@ class ChoiceText:
             case TokenKind.MARKUP:
                 return [*self._answer.feed_text(before)]
 
-    def _told(
+    def _pieces_of(
         self, kinds: list[TokenKind], runs: Sequence[Run]
     ) -> tuple[list[TokenKind], list[Piece]]:
         self.num_thought_tokens += kinds.count(TokenKind.THOUGHT)

@@ -1,4 +1,4 @@
-"""gpt-oss' channels: what of an answer is thinking, what is said, and what is a call.
+"""gpt-oss' channels: splits an answer into reasoning, text and tool calls.
 
     <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…
        header                thought              header                     answer
@@ -70,11 +70,11 @@ class HarmonySplitter:
         is_answering: bool = False,
         reads_calls: bool = True,
     ) -> None:
-        """``reads_calls``: somebody reads the heads of calls."""
+        """``reads_calls``: a tool call parser reads the heads of calls."""
         self._tokenizer = tokenizer
         self._tokens = tokens
         self._header: list[int] | None = None if is_answering else []
-        """What was read of a header; ``None`` inside a message."""
+        """The part of a header that was read so far; ``None`` inside a message."""
         self._reads_calls = reads_calls
         self._is_first = True
         """Whether this is the answer's first header, which the answer may leave out."""

@@ -47,7 +47,7 @@ class ToolCallParser(Protocol):
 
     def feed(self, text: str) -> list[Part]: ...
     def flush(self) -> list[Part]:
-        """The answer has ended: what was held back."""
+        """End the answer and return the parts that were held back."""
         ...
 
 

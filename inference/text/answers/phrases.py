@@ -3,9 +3,9 @@
     Here is my thought process: ─OPENS─▶ text … ─THOUGHT─▶ Here is my response: ─CLOSES─▶ ANSWER
     <think> … </think> <response> … </response>       likewise, where these are no tokens
 
-A block opens only where nothing but white space has been said. What may still become a phrase is
-held back, and with it what its tokens are. Owns text only; ``inference.text.answers.reasoning`` has
-the markers that are tokens.
+A block opens only while the answer is empty but for white space. Text that may still become a
+phrase is held back, and so are the kinds of its tokens. Owns text only;
+``inference.text.answers.reasoning`` has the markers that are tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PhraseMarkers:
     answer_closes: str = ""
     """What stands round the answer behind a thought, and is no part of it."""
     is_asked_for: bool = False
-    """The model writes them only where its template was told that it thinks."""
+    """The model writes the phrases only where its template enables thinking."""
 
 
 SPOKEN = PhraseMarkers(
@@ -43,7 +43,7 @@ SPOKEN = PhraseMarkers(
 
 
 def find_phrases(template: str | None) -> PhraseMarkers | None:
-    """The phrases that ``template`` tells the model to write, where none of them is a token."""
+    """The phrases that ``template`` asks the model to write, where none of them is a token."""
     if template is None:
         return None
     if SPOKEN.opens[0] in template and SPOKEN.closes[0] in template:
@@ -100,7 +100,7 @@ class _Finder:
 
 
 class PhraseReader:
-    """For one answer, told token by token."""
+    """Reads one answer, token by token."""
 
     def __init__(self, phrases: PhraseMarkers, *, is_open: bool = False) -> None:
         """``is_open``: the prompt has opened the block."""

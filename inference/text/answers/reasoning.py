@@ -2,9 +2,9 @@
 
     <think> ─OPENS─▶ token … ─THOUGHT─▶ </think> ─CLOSES─▶ token … ─ANSWER─▶
 
-A block opens only while nothing but white space has been said; later the same token is what the
-answer quotes. Some templates open the block inside the prompt: the answer then starts in it. Owns
-token ids only; text is ``inference.text.answers.choice_text``'s.
+A block opens only while the answer is empty but for white space; later the same token is a
+quotation in the answer. Some templates open the block inside the prompt: the answer then starts in
+it. Owns token ids only; text is ``inference.text.answers.choice_text``'s.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MARKER_PAIRS = (
 """The markers of Qwen, DeepSeek, GLM and most others; Magistral; Seed-OSS; OpenThinker; … Command
 A; Apertus; Kimi-VL; Gemma 4."""
 LABELS = {"<|channel>": "thought"}
-"""What stands behind an opening marker and says what kind of block it is."""
+"""Opening marker -> the label behind it that names the kind of block."""
 
 
 @dataclass(frozen=True, slots=True)

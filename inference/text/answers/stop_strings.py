@@ -78,8 +78,8 @@ class StopStrings:
         return StopFeed(pending[: len(pending) - num_held])
 
     def _advance(self, character: str) -> list[_Matcher]:
-        """The matchers whose string ends with this character. Most characters begin no stop string
-        and go on with none, so that many stop strings cost no more than one."""
+        """The matchers whose string ends with this character. Most characters neither begin nor
+        continue a stop string, so many stop strings cost no more than one."""
         starting = self._by_first.get(character, ())
         trying = [*self._begun, *(one for one in starting if not one.num_matched)]
         found = [matcher for matcher in trying if matcher.advance(character)]
@@ -87,6 +87,6 @@ class StopStrings:
         return found
 
     def flush(self) -> str:
-        """What was held back and turned out to be plain text."""
+        """Return the held-back text, which turned out to be plain text."""
         held, self._held = self._held, ""
         return held

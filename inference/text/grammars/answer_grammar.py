@@ -1,8 +1,8 @@
-"""What an answer must be, as one grammar: JSON text, tool calls, either; after thinking or at once.
+"""One grammar for a whole answer: JSON text, tool calls or either, after thinking or at once.
 
     prompt has opened the block   everything up to its end is free, then  space? (calls | JSON)
     model may open one itself     (<think> anything </think> space?)? (calls | JSON)
-    told not to think             (calls | JSON)
+    thinking is disabled          (calls | JSON)
 
 Text of the parts is llguidance's: lark or JSON schema, put together as named grammars.
 """

@@ -53,7 +53,8 @@ def is_panic(error: BaseException) -> bool:
 
 
 def one_line(message: str) -> str:
-    """Regular expressions are complained of in several, the last of which says why."""
+    """``message`` as one line. Messages about regular expressions have several; the last one has
+    the reason."""
     if message.startswith("NoExtensionBias"):
         return "nothing can match it"
     first, *others = [line.strip() for line in message.splitlines() if line.strip()]

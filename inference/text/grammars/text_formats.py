@@ -13,8 +13,8 @@ from inference.text.errors import GrammarTextError
 
 
 def text_part(output_format: OutputFormat) -> dict[str, Any]:
-    """Whether it can be enforced is for ``compiling.problem_of`` to say. Raises
-    ``GrammarTextError``."""
+    """The grammar of a text format. ``compiling.problem_of`` checks whether it can be enforced.
+    Raises ``GrammarTextError``."""
     if output_format.regex is not None:
         return {"lark_grammar": f"start: /{_escaped(output_format.regex)}/"}
     if output_format.choices:
@@ -44,7 +44,8 @@ def _quoted(text: str) -> str:
 
 
 def _lark(grammar: str) -> str:
-    """Only GBNF writes ``::=``. Its converter is foreign code and may raise anything."""
+    """Lark text of a lark or GBNF grammar; only GBNF writes ``::=``. Its converter is a library's
+    and may raise anything."""
     if "::=" not in grammar:
         return grammar
     try:

@@ -1,10 +1,11 @@
-"""Which keyword of a schema llguidance complains of: its messages do not say where.
+"""Finds the keyword that llguidance rejects in a schema: its messages do not give its place.
 
-    open all subschemas but one: still the same problem? ─▶ it is in that one: look there
+    open all subschemas but one: still the same problem? ─▶ search that one
     nothing below is to blame ─▶ the keyword without which the problem is gone
 
-Subschemas are opened by halves, so that a schema of hundreds takes a dozen compilations. They hold
-up the requests behind this one, so there is an end to them: what was narrowed until then is named.
+Subschemas are opened by halves, so that a schema of hundreds takes a dozen compilations. They delay
+the requests behind this one, so their number is limited; at the limit the narrowest place found is
+named.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def find_culprit(
     part: Callable[[Any], dict[str, Any]] = json_part,
 ) -> Steps:
     """The steps to the deepest place that has the ``problem`` by itself, and to its keyword; to a
-    place around it where the schema is too large to look further. ``find`` says what is wrong with
-    a grammar; ``None``: ``find_problem``. ``part`` writes a schema as a part of a grammar."""
+    place around it where the schema is too large to look further. ``find`` returns the problem of a
+    grammar; ``None``: ``find_problem``. ``part`` writes a schema as a part of a grammar."""
     trials, place = _Trials(problem, find or find_problem, part), Place((), root)
     try:
         while (deeper := _child_to_blame(trials, root, place)) is not None:
@@ -73,7 +74,7 @@ def find_culprit(
 
 def _keyword_to_blame(trials: _Trials, root: Schema, place: Place) -> Steps:
     keywords = place.schema if isinstance(place.schema, dict) else {}
-    # Structure last: without it a schema says little, and most problems go away.
+    # Structure last: without it a schema allows nearly everything, and most problems go away.
     for keyword in sorted(keywords, key=lambda name: name == "type" or name in STRUCTURE):
         others = {name: value for name, value in keywords.items() if name != keyword}
         if not trials.remains(replaced(root, place.steps, others)):

@@ -34,7 +34,7 @@ def without_impossible_multiples(root: Any) -> Any:
     impossible = [place.steps for place in places if _is_impossible(root, place)]
     if impossible == [()]:
         raise SchemaError(("multipleOf",) if "multipleOf" in root else (), NOT_BETWEEN)
-    for steps in reversed(impossible):  # what is inside another one first
+    for steps in reversed(impossible):  # innermost first
         if steps:
             root = replaced(root, steps, False)
     return root

@@ -50,8 +50,8 @@ ANNOTATIONS = frozenset(
         *("writeOnly", "$schema", "$id", "id", "$anchor", "$comment", "discriminator"),
     }
 )
-"""They say nothing of which values are valid. Nor do keywords that start with ``x-``, but for
-llguidance's own, which would loosen what is enforced."""
+"""Annotations: they do not restrict the valid values. Nor do keywords that start with ``x-``,
+except llguidance's own, which would loosen the grammar."""
 KNOWN = STRUCTURE | ASSERTIONS | ANNOTATIONS
 MAX_STEPS = 100
 """From the root to any subschema; llguidance reads no more than 128."""

@@ -12,8 +12,8 @@ THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
 def wants_thinking(chat: ChatInput) -> bool | None:
-    """What the template is told: the client's template_kwargs, else its explicit wish, else no when
-    it will not see any. ``None``: nothing, the template decides."""
+    """The template's ``enable_thinking``: the client's template_kwargs, else its explicit
+    ``thinking``, else false when it will not see any. ``None``: unset, the template decides."""
     for name in THINKING_SWITCHES:
         if name in chat.template_kwargs:
             return bool(chat.template_kwargs[name])
@@ -23,5 +23,5 @@ def wants_thinking(chat: ChatInput) -> bool | None:
 
 
 def rendered_tools(chat: ChatInput) -> Sequence[ToolDefinition]:
-    """The tools that the model is told of: none when it may not call any."""
+    """The tools that the prompt describes: none when the model may not call any."""
     return () if chat.tool_choice.mode == "none" else chat.tools

@@ -1,6 +1,6 @@
-"""Conversations to the prompt text that a model was trained on, through its Jinja chat template.
+"""Renders a conversation to prompt text with the model's Jinja chat template.
 
-Owns what a template is told and what is tried when it refuses. The sandbox, its filters and globals
+Owns a template's variables and the fallbacks when it refuses. The sandbox, its filters and globals
 are transformers' own, so a template sees here what it sees there.
 """
 
@@ -83,7 +83,7 @@ class ChatTemplate:
             rendering = self._render_arranged(source, chat)
         except MemoryError:
             raise
-        except Exception as error:  # templates are foreign code and may raise anything
+        except Exception as error:  # a template comes with the model and may raise anything
             if _is_about_tools(chat) or _has_images(chat):
                 raise TemplateRenderError(f"the model's chat template failed: {error}") from error
             return Rendering(
@@ -144,12 +144,12 @@ def _with_described_tools(chat: ChatInput) -> ChatInput:
     """The tools in a system turn of their own, for a template without a place for them. A grammar
     holds the answer to a call, so that the model need not know how one is written."""
     callable_ = [tool for tool in chat.tools if chat.tool_choice.name in (None, tool.name)]
-    told = "\n".join(json.dumps(_tool(tool)["function"]) for tool in callable_)
+    described_tools = "\n".join(json.dumps(_tool(tool)["function"]) for tool in callable_)
     num_first = next(
         (index for index, one in enumerate(chat.messages) if one.role != "system"),
         len(chat.messages),
     )
-    described = ChatMessage(role="system", content=TOOLS_INTRODUCTION + told)
+    described = ChatMessage(role="system", content=TOOLS_INTRODUCTION + described_tools)
     messages = [*chat.messages[:num_first], described, *chat.messages[num_first:]]
     return msgspec.structs.replace(chat, tools=[], messages=messages)
 
@@ -187,8 +187,8 @@ def _tool(tool: ToolDefinition) -> dict[str, Any]:
 
 
 def _check_results_are_kept(rendered: str, messages: list[ChatMessage]) -> None:
-    """Checks that no tool result was dropped by a template that says nothing of tools: it may leave
-    out turns of a role that it does not know. Raises ``TemplateRenderError``."""
+    """Checks that no tool result was dropped by a template without tool support: it may leave out
+    turns of a role that it does not know. Raises ``TemplateRenderError``."""
     position = 0
     for message in messages:
         if message.role != "tool":

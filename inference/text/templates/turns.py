@@ -61,7 +61,7 @@ def _content(message: ChatMessage) -> str | list[dict[str, str]]:
 
 def _call(call: ToolCall) -> dict[str, Any]:
     """The API carries arguments as JSON text; templates iterate them or write them with
-    ``tojson``. What is not JSON stays text."""
+    ``tojson``. Arguments that are not JSON stay text."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except ValueError:
@@ -108,8 +108,8 @@ def _system_arrangements(turns: list[Turn]) -> Iterator[list[Turn]]:
 
 
 def _led(turn: Turn, text: str) -> Turn:
-    """With that text before its own."""
-    said = turn["content"]
-    if isinstance(said, str):
-        return {**turn, "content": f"{text}\n\n{said}"}
-    return {**turn, "content": [{"type": "text", "text": f"{text}\n\n"}, *said]}
+    """``turn`` with ``text`` before its content."""
+    content = turn["content"]
+    if isinstance(content, str):
+        return {**turn, "content": f"{text}\n\n{content}"}
+    return {**turn, "content": [{"type": "text", "text": f"{text}\n\n"}, *content]}

@@ -28,7 +28,7 @@ class Detokenizer:
         continues_text: bool = False,
         shown_token_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """``continues_text``: the tokens go on from a text, so that the space with which a
+        """``continues_text``: the tokens continue a text, so that the space with which a
         sentencepiece model starts a word belongs to it. ``shown_token_ids``: special tokens that
         are written out all the same."""
         self._tokenizer = tokenizer

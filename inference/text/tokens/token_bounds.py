@@ -1,9 +1,9 @@
-"""How few tokens a text can be, known from its size: what cannot fit need not be tokenized.
+"""The least number of tokens of a text, from its size: a text that cannot fit is not tokenized.
 
 Byte-level BPE, and sentencepiece's BPE with byte fallback, cut a text into tokens and drop none of
 it. So no token stands for more bytes than the longest of the vocabulary, and a text has at least
-its bytes divided by that many tokens. Nothing is said of tokenizers that may drop text or fold it:
-those with other models, normalizers that strip, tokens that take the blanks beside them.
+its bytes divided by that many tokens. No bound is given for tokenizers that may drop text or fold
+it: those with other models, normalizers that strip, tokens that take the blanks beside them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def num_bytes(text: str) -> int:
 
 
 def _covers_every_byte(model: Mapping[str, Any], definition: Mapping[str, Any]) -> bool:
-    """Nothing that a text may hold is unknown: what is unknown is dropped, or many are one."""
+    """Whether every byte has a token. Otherwise unknown text is dropped, or merged into one
+    token."""
     if model.get("type") != "BPE" or model.get("continuing_subword_prefix"):
         return False
     if model.get("end_of_word_suffix"):

@@ -91,7 +91,7 @@ def _byte_level_piece(piece: str) -> bytes:
 
 
 def _word_piece(piece: str, *, prefix: str) -> bytes:
-    """``##ing`` goes on with a word, others begin one."""
+    """``##ing`` continues a word, other pieces begin one."""
     if piece.startswith(prefix):
         return piece.removeprefix(prefix).encode()
     return f" {piece}".encode()

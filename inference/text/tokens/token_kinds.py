@@ -11,4 +11,4 @@ class TokenKind(Enum):
     CLOSES = "closes"
     ANSWER = "answer"
     MARKUP = "markup"
-    """Belongs to the format, between messages: nobody sees it."""
+    """Belongs to the format, between messages; it is not shown."""

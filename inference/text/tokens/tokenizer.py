@@ -70,7 +70,7 @@ class Tokenizer:
         return len(self._bytes_by_id)
 
     def least_tokens(self, text: str) -> int:
-        """``text`` has at least so many tokens, as far as its size tells."""
+        """A lower bound of ``text``'s number of tokens, from its size."""
         if self.most_bytes_per_token is None:
             return 0
         return -(-num_bytes(text) // self.most_bytes_per_token)
@@ -79,7 +79,7 @@ class Tokenizer:
         self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
     ) -> list[int]:
         """Special tokens written in ``text`` become their ids. ``add_special_tokens`` puts the
-        model's bos before it (and eos after it, for the few models that say so). Raises
+        model's bos before it (and eos after it, for the few models that want it). Raises
         ``TooManyTokensError`` for more than ``max_tokens``."""
         # The batch call, because it lets other threads run while it works; encode() does not, and
         # a megabyte takes it a second.

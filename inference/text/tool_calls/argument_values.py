@@ -34,7 +34,7 @@ def as_json(text: str, schema: object, root: Mapping[str, Any]) -> str:
 
 
 def is_text(schema: object, root: Mapping[str, Any]) -> bool:
-    """Whether every text stands for itself, so that it need not be whole to be told."""
+    """Whether the schema allows every text, so that a value can be streamed before it is whole."""
     return all(allowed_types(option) == {"string"} for option in alternatives(schema, root))
 
 
@@ -67,7 +67,7 @@ def _options(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[object]
 
 
 def _merged(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``allOf`` as one schema, as far as telling types needs it."""
+    """``allOf`` merged into one schema, as far as finding types needs it."""
     parts = schema.get("allOf")
     merged = {key: value for key, value in schema.items() if key != "allOf"}
     for part in parts if isinstance(parts, list) else []:
@@ -89,7 +89,7 @@ def resolve_reference(reference: str, root: Mapping[str, Any]) -> object:
 
 
 def allowed_types(schema: Mapping[str, Any]) -> set[str]:
-    """Names of JSON types. A schema that says nothing allows every one."""
+    """Names of the allowed JSON types. A schema without ``type`` allows all of them."""
     declared = schema.get("type")
     names = {name for name in _as_list(declared) if isinstance(name, str)}
     if not names and (listed := listed_values(schema)):

@@ -28,11 +28,11 @@ class Decision(NamedTuple):
     """What a parser made of one block."""
 
     block: str
-    """Its text as it came, with what was read behind it."""
+    """The block's text as generated, with the text read behind it."""
     calls: tuple[ReadCall, ...]
     """Those that were held back until the block ended; streamed ones are left out."""
     refusal: str
-    """Why the block, or what is left of it behind its calls, is text; empty where nothing is."""
+    """Why the block, or its rest behind its calls, is text; empty where none of it is."""
     has_streamed: bool = False
     """Whether calls of it were sent as they were generated."""
 
@@ -50,7 +50,7 @@ class CallParser(ABC):
         """Called for each block that has been decided. Set before the first text."""
         self._markers = markers
         self._inner_closings: Collection[str] = ()
-        """Markers behind a call of a section, which goes on."""
+        """Markers behind a call, after which its section continues."""
         self._parts = PartList()
         self._text = FreeText(markers)
         self._follows_call = False
@@ -89,7 +89,7 @@ class CallParser(ABC):
 
     @abstractmethod
     def _found(self, position: int) -> int:
-        """``_text`` has found a marker, whose end is at ``position``: says what it means."""
+        """Handle the marker that ``_text`` found and that ends at ``position``."""
 
     def _confirms(self) -> bool:
         """Whether the marker that ``_text`` has found stands behind calls by right."""
@@ -167,7 +167,7 @@ class CallParser(ABC):
         return position if self._text.found is None else self._found(position)
 
     def _judge(self) -> bool:
-        """Whether what follows the calls is text, and not what is left of them. Sends both."""
+        """Whether the text behind the calls is answer text, and not a rest of them. Sends both."""
         assert self._calls is not None
         line = self._following.partition("\n")[0]
         is_prose = not _CALL_CHARACTERS.intersection(line) and not self._needs_closing
@@ -188,7 +188,7 @@ class CallParser(ABC):
         return "".join(behind)[:1].isspace()
 
     def _accept(self, refusal: str = "") -> None:
-        """``refusal``: why what is left of the block is text."""
+        """``refusal``: why the rest of the block is text."""
         assert self._calls is not None
         self._report(tuple(self._calls.calls), refusal)
         for call in self._calls.calls:

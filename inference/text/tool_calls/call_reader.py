@@ -37,7 +37,7 @@ class CallReader(ABC):
 
     @property
     def tail(self) -> str:
-        """What was read behind the last whole call."""
+        """The text that was read behind the last whole call."""
         return "".join(self._tail)
 
     def feed(self, text: str, start: int) -> int:

@@ -1,4 +1,4 @@
-"""A call that was read whole: what the model meant by it.
+"""Interprets a whole call, with repairs for usual mistakes.
 
     {"arguments": {"name": "f", "a": 1}}              the name inside of the arguments
     {"arguments": {"a": 1}}                           no name, and one tool takes just these
@@ -6,8 +6,8 @@
     {"name": "f", "a": 1}                             the arguments beside the name
     {"function": {"name": "f", "arguments": {…}}}     the API's own form
 
-Nothing that was written is left out or meant in two ways: what is not understood so is ``None``,
-and the caller shows it as text. Pure.
+A repair drops no text and has one meaning. Other calls are ``None``, and the caller shows them as
+text. Pure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Call = tuple[str, dict[str, Any]]
 class ResolvedCall(NamedTuple):
     name: str
     arguments: dict[str, Any]
-    """The object that was read, where that is what the call says."""
+    """The call's arguments object, as it was read."""
 
 
 def resolve_call(

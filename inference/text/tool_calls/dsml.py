@@ -1,4 +1,4 @@
-"""DeepSeek V3.2: calls in its own markup, each argument saying whether it is text or JSON.
+"""DeepSeek V3.2: calls in its own markup; each argument is marked as text or JSON.
 
     <｜DSML｜function_calls>
     <｜DSML｜invoke name="f">
@@ -108,8 +108,8 @@ class _Spelling:
         return " ".join(pieces).strip()
 
     def text_up_to(self, rule: str, tag: str) -> list[str]:
-        """``rule`` is free text that ends in ``tag``. A lazy terminal ends text that could go on,
-        but holds no token that is special."""
+        """``rule`` is free text that ends in ``tag``. A lazy terminal ends text that could
+        continue, but contains no special token."""
         spelled = f"{rule}_spelled[lazy]: TEXT {literal(tag)}"
         if self._token_id is None:
             return [f"{rule}: {rule}_spelled", spelled]

@@ -3,7 +3,7 @@
     name="f"> ─▶ name     <｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter> ─▶ "a":1
     … </｜DSML｜invoke> ─▶ whole
 
-A value is what stands between its tags, to the character: text, or JSON where its tag says so.
+A value is the exact text between its tags, or JSON where its tag is so marked.
 """  # noqa: RUF002 - DeepSeek's own characters
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ class DsmlCall(TaggedCall):
         return position + 1
 
     def _read_attributes(self, text: str, position: int) -> int:
-        """A tag that says nothing leaves it to the tool's schema. White space that the format does
-        not write may be what is left of a broken value."""
+        """Read a tag's attributes. Without a mark, the tool's schema decides between text and JSON.
+        White space that the format does not write may be the rest of a broken value."""
         character = text[position]
         if character == ">":
-            said, self._tag_text = self._tag_text, ""
-            if said not in (f" {IS_TEXT}", f" {IS_JSON}", ""):
+            mark, self._tag_text = self._tag_text, ""
+            if mark not in (f" {IS_TEXT}", f" {IS_JSON}", ""):
                 return self._break(position)
-            self._begin_value(is_text=said == f" {IS_TEXT}" if said else None)
+            self._begin_value(is_text=mark == f" {IS_TEXT}" if mark else None)
             return position + 1
         if character in "<\n" or len(self._tag_text) > MAX_ATTRIBUTES_LENGTH:
             return self._break(position)

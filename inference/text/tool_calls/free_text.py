@@ -19,7 +19,7 @@ _SPACE_RUN = re.compile(f"[{WHITESPACE}]+")
 
 
 class _MarkerMatch:
-    """What was read of some markers' common beginning."""
+    """A partial match: the common beginning of some markers."""
 
     def __init__(self, markers: Sequence[str]) -> None:
         assert all(marker.count(marker[0]) == 1 for marker in markers)
@@ -75,7 +75,7 @@ class FreeText:
         return text
 
     def reject(self) -> None:
-        """What was found is text after all."""
+        """Treat the found marker as text."""
         assert self.found is not None
         self._write(self.found)
         self.found, self._match.read = None, ""

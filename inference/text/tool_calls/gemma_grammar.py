@@ -1,8 +1,7 @@
 """Gemma's calls as llguidance lark text.
 
-A schema is followed as far as this notation can be told of it: objects, arrays, texts, numbers,
-enums, unions and references. What a strict tool asks beyond
-that is refused by name; of other tools it is left out.
+Follows the parts of a schema that lark can express: objects, arrays, texts, numbers, enums, unions
+and references. A strict tool's other keywords are refused by name; other tools' are ignored.
 """
 
 from __future__ import annotations

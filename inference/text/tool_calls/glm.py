@@ -5,8 +5,8 @@
     <arg_value>1</arg_value>
     </tool_call>
 
-GLM 4.7 leaves the newlines out. A value ends at the ``</arg_value>`` behind which the call goes on
-or ends. Calls in JSON are read as well. Whitespace around the calls is left out.
+GLM 4.7 leaves the newlines out. A value ends at the ``</arg_value>`` behind which the call
+continues or ends. Calls in JSON are read as well. Whitespace around the calls is left out.
 """
 
 from __future__ import annotations

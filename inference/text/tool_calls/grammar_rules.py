@@ -76,7 +76,7 @@ def answer_rules(
 
 
 def head_rules(name: str, opening: str, tokenizer: Tokenizer) -> list[str]:
-    """Free text up to the first marker. A lazy terminal ends the text that could go on."""
+    """Free text up to the first marker. A lazy terminal ends the text that could continue."""
     token_id = marker_token_id(tokenizer, opening)
     spelled = f"{name}_spelled[lazy]: TEXT {literal(opening)}"
     if token_id is None:

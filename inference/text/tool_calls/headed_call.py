@@ -18,7 +18,7 @@ from inference.text.tool_calls.json_scanner import WHITESPACE, ReadState
 from inference.text.tool_calls.known_tools import KnownTools
 
 MAX_HEAD_LENGTH = 300
-"""The longest that name, id and markers may be together; what is longer is text."""
+"""Most characters of name, id and markers together; a longer head is text."""
 NOT_IN_HEADS = "{}\r\n"
 
 

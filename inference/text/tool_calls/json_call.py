@@ -115,8 +115,8 @@ class JsonCall:
             self._key = read_json(self._scanner.take())
             self.is_no_call |= not self._members and self._key not in CALL_KEYS
             self._read = self._read_colon
-            is_foreign = not self._is_marked and self._key not in CALL_KEYS
-            if self._key in self._members or is_foreign:
+            is_unknown = not self._is_marked and self._key not in CALL_KEYS
+            if self._key in self._members or is_unknown:
                 return self._break(position)
         return position
 

@@ -1,9 +1,9 @@
 """One JSON value, read as it is generated and written again as JSON that is always valid.
 
-    feed('{"a": [1, 2') ─▶ take() == '{"a":[1'      "2" may go on, so it waits
+    feed('{"a": [1, 2') ─▶ take() == '{"a":[1'      "2" may continue, so it waits
     state is COMPLETE   once the value is whole; BROKEN at what cannot belong to it
 
-Whitespace outside of strings is left out. What models get wrong inside a value is written right:
+Whitespace outside of strings is left out. Usual mistakes inside a value are corrected:
 control characters in strings, unknown escapes, trailing commas, Python's True, False and None.
 Constant work per character. Knows nothing of tool calls.
 """
@@ -44,7 +44,7 @@ class ReadState(enum.Enum):
 
 
 class JsonScanner:
-    """Reads one value of any kind. ``state`` says how far it is."""
+    """Reads one JSON value of any kind. ``state``: partial, complete or broken."""
 
     def __init__(self) -> None:
         self.state = ReadState.RUNNING
@@ -55,7 +55,7 @@ class JsonScanner:
         self._pending: list[str] = []
         """Comma and key of a member whose value has not begun: left out when none comes."""
         self._open: list[str] = []
-        """Closing brackets of what is open, outermost first."""
+        """Closing brackets of the open arrays and objects, outermost first."""
         self._is_key = False
         self._escape = ""
         self._scalar = ""
@@ -69,7 +69,7 @@ class JsonScanner:
         return position
 
     def take(self) -> str:
-        """What was written since the last call."""
+        """The text that was written since the last call."""
         written = "".join(self._written)
         self._written.clear()
         return written
@@ -222,8 +222,8 @@ class JsonScanner:
 
 
 def read_json(text: str) -> Any:
-    """The value. Raises ``ValueError`` for what is no JSON, and for an object that names a key
-    twice: which of the two values was meant, nobody knows."""
+    """The value. Raises ``ValueError`` for text that is not JSON, and for an object with a
+    duplicate key, whose value is ambiguous."""
     return json.loads(text, strict=False, object_pairs_hook=_unique)
 
 
@@ -238,8 +238,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def compact_json(value: object) -> str:
-    """As the scanner writes it. Raises ``ValueError`` for what JSON cannot say (infinity) and
-    ``TypeError`` for what is no JSON value."""
+    """``value`` as the scanner writes it. Raises ``ValueError`` for infinity and NaN, and
+    ``TypeError`` for a value that JSON has no type for."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     if _SURROGATE.search(text):  # half of a pair, which no encoding can carry
         return json.dumps(value, allow_nan=False, separators=(",", ":"))

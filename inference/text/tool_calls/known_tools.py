@@ -19,7 +19,8 @@ class KnownTools:
         return name in self._schemas
 
     def schema(self, name: str) -> Mapping[str, Any]:
-        """The JSON schema of the tool's arguments; empty for a tool that nobody offered."""
+        """The JSON schema of the tool's arguments; empty for a tool that the request does not
+        offer."""
         return self._schemas.get(name, {})
 
     def properties(self, name: str) -> Mapping[str, Any]:
@@ -27,8 +28,8 @@ class KnownTools:
         return properties if isinstance(properties, dict) else {}
 
     def may_be_all(self, name: str, arguments: str) -> bool:
-        """Whether nothing can be missing from these arguments, a JSON object that ends in a comma:
-        they are all that the tool takes, or nobody knows what it takes."""
+        """Whether these arguments, a JSON object that ends in a comma, can be complete: they are
+        all that the tool has, or its arguments are unknown."""
         given = json.loads(arguments)
         is_flat = not any(isinstance(value, dict | list) for value in given.values())
         return name not in self or (is_flat and self.properties(name).keys() <= given.keys())
@@ -42,7 +43,7 @@ class KnownTools:
         """Whether the tool knows all of these arguments and misses none that it requires."""
         required = self.schema(name).get("required")
         needed = required if isinstance(required, list) else []
-        given = list(arguments)  # which may be asked for anything, as a schema may say anything
+        given = list(arguments)  # a schema's ``required`` may name anything
         return set(given) <= self.properties(name).keys() and all(
             argument in given for argument in needed
         )

@@ -1,7 +1,7 @@
-"""Free text with calls behind markers: what most formats have in common.
+"""Free text with calls behind markers, as in most formats.
 
     text ──marker──▶ first character ──▶ reader of calls ──▶ closing marker, or text
-                     says which
+                     selects one
 
 Whitespace around the calls is left out, and so are the closing markers behind them.
 """

@@ -1,4 +1,4 @@
-"""Calls that a grammar forces on a model whose own format nobody knows: JSON without markers.
+"""Calls that a grammar forces on a model with an unknown format: JSON without markers.
 
 {"name": "f", "arguments": {"a": 1}}
 {"name": "g", "arguments": {}}
@@ -48,7 +48,7 @@ class PlainFormat:
 
 
 class PlainParser(CallParser):
-    """The whole answer is calls; what is behind them is text."""
+    """The whole answer is calls; anything behind them is text."""
 
     def __init__(self, tools: Sequence[ToolDefinition]) -> None:
         super().__init__(())

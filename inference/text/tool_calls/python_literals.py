@@ -1,8 +1,7 @@
-"""Python's literals as models write them in calls: text that JSON could say as well. Pure.
+"""Python literals as models write them in calls: those that JSON can express. Pure.
 
-Only what says a value plainly is read: no prefix of a string, no two strings side by side, no
-comment, no number in another base, no key twice. All of those leave out characters or mean them in
-another way than they stand there.
+Only plain literals are read: no string prefix, no adjacent strings, no comment, no number in
+another base, no duplicate key. All of those drop characters or change their meaning.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _TOKEN = re.compile(
 
 
 def parse_literals(text: str) -> ast.expr:
-    """The expression. Raises ``SyntaxError`` or ``ValueError`` for what is no plain literal; a call
-    of the name before its arguments is the caller's to allow."""
+    """The parsed expression. Raises ``SyntaxError`` or ``ValueError`` for anything but plain
+    literals; the caller decides whether a call of the name before the arguments is allowed."""
     position, has_value, follows_comma = 0, False, False
     while position < len(text):
         token = _TOKEN.match(text, position)

@@ -10,7 +10,7 @@
 
 The outer tags may be missing, as they are in the field, when the tool is one that was offered. One
 newline at either end of a value is the format's. A value ends at the ``</parameter>`` behind which
-the call goes on or ends. Calls in JSON, as relatives write them, are read between the outer tags.
+the call continues or ends. Calls in JSON, as relatives write them, are read between the outer tags.
 Whitespace around the calls is left out.
 """
 

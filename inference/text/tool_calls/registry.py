@@ -1,4 +1,4 @@
-"""Which tool call format a model speaks: told by its chat template, else by its tokenizer."""
+"""Detects a model's tool call format from its chat template, else from its tokenizer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from inference.text.tool_calls.markers import marker_token_id
 OTHER_FORMATS = ("<TOOLCALL>", "functools[")
 """Formats that are not read, of models that share markers or tokenizers with those that are."""
 LLAMA_PROMPTS = ("dictionary of argument name", "[func_name1(")
-"""What Llama's templates tell the model to write, as JSON and as Python."""
+"""Phrases of Llama's templates that ask for calls as JSON and as Python."""
 
 
 def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat | None:

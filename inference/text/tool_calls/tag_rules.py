@@ -30,7 +30,7 @@ ROOT_KEYWORDS = {
     *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
     *("$schema", "$id", "$comment", "title", "description", "default", "examples"),
 }
-"""What is understood at the top of a tool's schema."""
+"""Keywords that are supported at the top of a tool's schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class TagStyle:
     """Rules of ``text_value``: free text with what ends it."""
     before_text: str = ""
     before_json: str = ""
-    """What stands between the key and a value, where the format says whether that is text."""
+    """The mark between key and value, in formats that mark text and JSON."""
     fits: Callable[[str], bool] = fits_tag
     """Whether a name or key comes through its tag as it is."""
 
@@ -102,7 +102,7 @@ def _value_rule(rule: str, schema: Any, root: Mapping[str, Any], style: TagStyle
         return f"{rule}: ({_listed_rule(listed, style)}) {style.value_end}"
     may_be_text = any("string" in allowed_types(option) for option in options)
     as_text = f"{style.before_text} text_value".strip()
-    # Where nothing says that a value is text, what reads like a number may be one.
+    # Without a mark or a schema that makes a value text, digits may be a number.
     if may_be_text and (is_text(schema, root) or not style.before_json):
         return f"{rule}: {as_text}"
     # The schema's references start at the tool's whole schema, which comes along.

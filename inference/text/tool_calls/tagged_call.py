@@ -22,7 +22,7 @@ FUNCTION = "<function="
 FUNCTION_END = "</function>"
 PARAMETER = "<parameter="
 MAX_TAG_LENGTH = 300
-"""The longest that a name or key may be; what is longer is text."""
+"""Most characters of a name or key; a longer one is text."""
 
 _TAG_RUN = re.compile(r"[^<>\n]+")
 
@@ -53,7 +53,7 @@ class TaggedCall(CallReader):
         self._is_wrapped = is_wrapped
         self._name = ""
         self._tag_text = ""
-        """What was read of a name or key."""
+        """The part of a name or key that was read so far."""
         self._arguments: dict[str, str] = {}
         """JSON text by key."""
         self._key = ""
@@ -70,7 +70,7 @@ class TaggedCall(CallReader):
             case ReadState.COMPLETE:
                 return self._go_to(self._expected.found, position)
             case ReadState.BROKEN if self._value is not None:
-                self._value.go_on(self._expected.read)
+                self._value.resume(self._expected.read)
                 self._read = self._read_value
             case ReadState.BROKEN:
                 return self._break(position)
@@ -122,12 +122,12 @@ class TaggedCall(CallReader):
         return position + 1
 
     def _take_tag_text(self) -> str | None:
-        """``None`` for what is no name or key."""
+        """The name or key; ``None`` for other text."""
         text, self._tag_text = self._tag_text, ""
         return None if len(text) > MAX_TAG_LENGTH else text.strip(WHITESPACE) or None
 
     def _begin_value(self, *, is_text: bool | None = None) -> None:
-        """``is_text``: what the call itself says of the value, where its format does."""
+        """``is_text``: the call's own mark of the value, in formats that have one."""
         self._value = TaggedValue(
             schema=self._tools.properties(self._name).get(self._key),
             root=self._tools.schema(self._name),

@@ -1,8 +1,8 @@
 """The value between two tags, as JSON.
 
-In some formats one newline at either end belongs to the format. Inside of a value may stand what
-ends one, as text; where it may as well be the format's, behind a tag that is broken, nobody knows
-where the value ends, and it ``is_doubtful``.
+In some formats one newline at either end belongs to the format. A value may contain its closing tag
+as text. Behind a broken tag it is ambiguous whether that tag is text or the format's; such a value
+``is_doubtful``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class TaggedValue:
         doubts: re.Pattern[str],
         is_text: bool | None = None,
     ) -> None:
-        """``has_own_lines``: one newline at either end is not part of it. ``doubts``: what inside
-        of it may be the format's. ``is_text``: whether the call says that it is text, or that it is
-        JSON; ``None``: it says nothing, so the schema does."""
+        """``has_own_lines``: one newline at either end is not part of it. ``doubts``: tags inside
+        of it that may be the format's. ``is_text``: whether the call marks it as text or as JSON;
+        ``None``: unmarked, the schema decides."""
         self._schema = schema
         self._root = root
         self._closing = closing
@@ -62,8 +62,8 @@ class TaggedValue:
         self._whole.append(self._text.take())
         return position
 
-    def go_on(self, read: str) -> None:
-        """The closing tag, and what was ``read`` after it, are part of the value."""
+    def resume(self, read: str) -> None:
+        """Treat the closing tag and the text ``read`` after it as part of the value."""
         self._text.reject()
         self._text.feed(read, 0)
         self._whole.append(self._text.take())

@@ -60,7 +60,7 @@ def test_a_heartbeat_that_does_not_decode_is_named_and_left_out(redis_db, build,
 
 def publish_wishes(client: redis.Redis, policy: AdmissionPolicy, **wishes: Wish) -> None:
     fields = encode_wishes(Wishes(by_neuron=wishes, policy=policy))
-    client.hset(keys.NEURON_WISHES, mapping=fields)
+    client.hset(keys.NEURON_DESIRED_STATES, mapping=fields)
 
 
 async def test_wishes_come_with_the_heartbeats(redis_url: str, redis_db, build) -> None:
@@ -99,7 +99,7 @@ async def test_wishes_outlive_a_redis_that_lost_them(redis_url: str, redis_db, b
     publish(redis_db, build.heartbeat("a"))
     publish_wishes(redis_db, AdmissionPolicy.CLICK, a=Wish(drain=True))
     before = await read_async(redis_url)
-    redis_db.delete(keys.NEURON_WISHES)
+    redis_db.delete(keys.NEURON_DESIRED_STATES)
     async with redis.asyncio.Redis.from_url(redis_url) as client:
         after = await live.read_snapshot(client, before=before)
     assert after == before

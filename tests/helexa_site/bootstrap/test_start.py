@@ -19,7 +19,7 @@ from helexa_site.bootstrap.start import wait_for_default_model
 from helexa_site.bootstrap.supervisor import StoppingError
 from helexa_site.instance import instance_id
 from inference.protocol.heartbeat import PROTOCOL, encode_heartbeat
-from inference.protocol.keys import NEURON_WISHES, heartbeat_key
+from inference.protocol.keys import NEURON_DESIRED_STATES, heartbeat_key
 from metering.actor import COMMAND
 from tests.answering_server import answering
 from tests.fleet.conftest import heartbeat, replica
@@ -122,7 +122,7 @@ def test_a_host_that_stays_away_does_not_hold_up_the_start(
     monkeypatch.setattr(readiness, "HOSTS_JOIN_S", 0.2)
     host = KnownHost(devices=(KnownDevice(kind="cpu", total_memory_bytes=1 << 40),), away_s=70.0)
     wishes = Wishes(by_neuron={"invited": Wish(host=host)})
-    redis_db.hset(NEURON_WISHES, mapping=encode_wishes(wishes))
+    redis_db.hset(NEURON_DESIRED_STATES, mapping=encode_wishes(wishes))
     entry = services.default_model_ensure(actor=COMMAND).entry()
     readiness.wait_for_answer("http://127.0.0.1:1", entry, never_again(100))
     assert "can only be loaded on invited, which has been away" in capsys.readouterr().out

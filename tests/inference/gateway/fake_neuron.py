@@ -46,7 +46,7 @@ from inference.protocol.heartbeat import (
     ReplicaStatus,
     encode_heartbeat,
 )
-from inference.protocol.held import NOBODY, HeldRequests, encode_held_requests
+from inference.protocol.held import NO_GATEWAY, HeldRequests, encode_held_requests
 from inference.protocol.inbox_parts import FrameAssembler
 from inference.protocol.load import LoadReport
 from tests.fleet.ordered import ordered
@@ -166,7 +166,7 @@ class FakeNeuron:
         """Says, as of now, which requests of which gateways it has."""
         self._num_beats += 1
         nothing = HeldRequests(epoch=self.epoch, beat=self._num_beats)
-        fields = {NOBODY: encode_held_requests(nothing)} | {
+        fields = {NO_GATEWAY: encode_held_requests(nothing)} | {
             gateway_id: encode_held_requests(
                 msgspec.structs.replace(nothing, request_ids=ids, is_behind=is_behind)
             )

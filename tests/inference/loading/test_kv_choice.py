@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inference.loading import loader
-from inference.loading.kv_choice import foreseen_kv_format
+from inference.loading.kv_choice import planned_kv_format
 from inference.loading.loader import open_model
 from inference.models.cache.kv_format import KVFormat
 from inference.models.native import build
@@ -34,24 +34,24 @@ def test_automatic_is_bytes_where_the_cpu_multiplies_them(
     monkeypatch: pytest.MonkeyPatch, features: bytes, chosen: str
 ) -> None:
     monkeypatch.setattr(build, "_cpu", lambda: features)
-    assert foreseen_kv_format(spec(), CPU, is_native=True) == chosen
+    assert planned_kv_format(spec(), CPU, is_native=True) == chosen
 
 
 def test_automatic_on_torch_is_what_it_computes_in() -> None:
-    assert foreseen_kv_format(spec(), CPU, is_native=False) == "fp32"
-    assert foreseen_kv_format(spec(dtype="float16"), CUDA, is_native=False) == "fp16"
+    assert planned_kv_format(spec(), CPU, is_native=False) == "fp32"
+    assert planned_kv_format(spec(dtype="float16"), CUDA, is_native=False) == "fp16"
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "int8"])
 def test_what_the_native_decoder_has_is_had(kv_dtype: KVDtype) -> None:
-    assert foreseen_kv_format(spec(kv_dtype), CPU, is_native=True) == kv_dtype
+    assert planned_kv_format(spec(kv_dtype), CPU, is_native=True) == kv_dtype
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp8", "fp16"])
 def test_what_it_has_not_is_refused_by_name(kv_dtype: KVDtype) -> None:
     words = f"kv_dtype {kv_dtype} is not built for the native decoder .* fp32, bf16, int8"
     with pytest.raises(BadSourceError, match=words):
-        foreseen_kv_format(spec(kv_dtype), CPU, is_native=True)
+        planned_kv_format(spec(kv_dtype), CPU, is_native=True)
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0)])
@@ -61,14 +61,14 @@ def test_fp8_is_for_cards_that_convert_it(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     if kv_dtype != "fp8" or capability >= (8, 9):
-        assert foreseen_kv_format(spec(kv_dtype), CUDA, is_native=False) == kv_dtype
+        assert planned_kv_format(spec(kv_dtype), CUDA, is_native=False) == kv_dtype
         return
     words = (
         r"kv_dtype fp8 needs a card of compute capability 8\.9 or more, and this one has "
         rf"{capability[0]}\.{capability[1]}; set it to int8"
     )
     with pytest.raises(BadSourceError, match=words):
-        foreseen_kv_format(spec(kv_dtype), CUDA, is_native=False)
+        planned_kv_format(spec(kv_dtype), CUDA, is_native=False)
 
 
 def test_it_is_refused_before_anything_is_fetched(

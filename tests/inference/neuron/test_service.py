@@ -12,7 +12,7 @@ import redis
 from inference.neuron.service import NeuronService
 from inference.protocol.events import Accepted, Cancelled, Delta, Finished
 from inference.protocol.generation import GenerationRequest, OutputFormat, TextInput, TokensInput
-from inference.protocol.held import NOBODY, HeldRequests, decode_held_requests
+from inference.protocol.held import NO_GATEWAY, HeldRequests, decode_held_requests
 from inference.protocol.keys import INBOX_FRAME_FIELD, gateway_alive_key, held_key, inbox_key
 from inference.protocol.sampling import SamplingOptions
 
@@ -191,7 +191,7 @@ def test_it_says_which_requests_it_holds(
 ) -> None:
     def held(gateway_id: str) -> HeldRequests | None:
         fields = redis_db.hgetall(held_key("n1"))
-        data = fields.get(gateway_id.encode(), fields.get(NOBODY.encode()))
+        data = fields.get(gateway_id.encode(), fields.get(NO_GATEWAY.encode()))
         return decode_held_requests(data) if data else None
 
     def ids() -> list[str]:

@@ -137,7 +137,7 @@ def test_what_does_not_come_out_even_is_refused(
 
 def test_a_foreign_module_is_refused() -> None:
     config = replace(config_of("llama"), architecture="stablelm")
-    assert family_of(config).is_foreign
+    assert family_of(config).uses_transformers
     with pytest.raises(UnsplittableError, match="stablelm is computed by transformers' own module"):
         rank_share(config, 0, 2)
 

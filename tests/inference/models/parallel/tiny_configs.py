@@ -126,5 +126,9 @@ def config_of(name: str, **changes: Any) -> ModelConfig:
 def missing_families() -> set[str]:
     """Those that no config above is of. Transformers' own modules are not shared, nor are layers
     that all families of ``UNSHARED`` have."""
-    ours = [family for family in FAMILIES if not family.is_foreign and family.name not in UNSHARED]
+    ours = [
+        family
+        for family in FAMILIES
+        if not family.uses_transformers and family.name not in UNSHARED
+    ]
     return {family.name for family in ours if not FACTS.keys() & set(family.model_types)}
