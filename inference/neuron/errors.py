@@ -15,10 +15,10 @@ from inference.protocol.model_limit import ModelLimit
 from inference.text.errors import NoPlaceForToolsError, TemplateRenderError
 
 RETRY_AFTER_S = 5.0
-"""Told to clients while a model loads or recovers and no better estimate exists."""
+"""Retry-After for clients while a model loads or recovers without a better estimate."""
 
 BUSY_RETRY_AFTER_S = 1.0
-"""Told to clients where there is too much at once."""
+"""Retry-After for clients when a queue is full."""
 
 
 class NeuronError(Exception):
@@ -84,7 +84,7 @@ def engine_crashed(model: str) -> Failure:
 
 
 def engine_faulted(model: str, code: str, message: str) -> Failure:
-    """The engine process said itself why it ends."""
+    """The engine process reported its own end."""
     return Failure(code=code, message=f"model {model!r}: {message}", retry_after_s=RETRY_AFTER_S)
 
 
@@ -210,8 +210,8 @@ def invalid_schema(message: str, path: str) -> Failure:
 
 
 def invalid_grammar(message: str, path: str | None) -> Failure:
-    told = message if path is None else f"{path}: {message}"
-    return Failure(code="invalid_grammar", message=told, param=path)
+    located = message if path is None else f"{path}: {message}"
+    return Failure(code="invalid_grammar", message=located, param=path)
 
 
 def template_failed(error: TemplateRenderError) -> Failure:
@@ -237,7 +237,7 @@ def no_worker(why: str) -> Failure:
 
 
 def cancelled() -> Failure:
-    """For nobody: the request has ended."""
+    """Never sent: the request has ended."""
     return Failure(code="cancelled", message="the request was cancelled while it was prepared")
 
 

@@ -34,9 +34,9 @@ from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.process.drills import Drills
 from inference.neuron.process.heartbeat import GatewayWatch, Heart, HeartbeatWriter
 from inference.neuron.process.name_lease import NameLease
+from inference.neuron.process.persisted_specs import PersistedSpecs
 from inference.neuron.process.redis_client import Link
 from inference.neuron.process.specs import SpecStore
-from inference.neuron.process.survivors import Survivors
 from inference.neuron.replicas.by_model import Replicas
 from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_logs import EngineLogs
@@ -68,8 +68,8 @@ log = logging.getLogger(__name__)
 FAREWELL_S = 0.5
 """What the last events get to reach Redis when the neuron stops."""
 LEAVING_AT_LEAST_S = 1.5
-"""How long it stays after it said that it leaves: by then gateways have read that, and what they
-sent before is here."""
+"""How long it stays after it announced that it leaves: by then gateways have read that, and their
+earlier requests have arrived."""
 LEAVING_POLL_S = 0.05
 STOP_GRACE_S = 2.5
 """How long engines get to end in order when the neuron stops; then they are killed."""
@@ -94,8 +94,8 @@ class NeuronService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``stall_limit_s``: how long gateways wait for a Redis that does not answer.
-        ``load_stall_limit_s``: how long a load or download may make no progress; ``None``: for
-        ever, by ``clock``. ``cache_dir``: where downloads go. ``on_name_lost``: another neuron has
+        ``load_stall_limit_s``: how long a load or download may make no progress, by ``clock``;
+        ``None``: no limit. ``cache_dir``: where downloads go. ``on_name_lost``: another neuron has
         this one's name; called once, by the heartbeat. ``bodies``: whose texts are logged.
         ``allows_drills``: operators may inject faults."""
         self.name = name
@@ -178,7 +178,9 @@ class NeuronService:
             free_bytes=self._loads.free_bytes,
             cache_dir=self._fetcher.cache_dir,
         )
-        self._survivors = Survivors(SpecStore(client, neuron=name), self._replicas, self._context)
+        self._persisted_specs = PersistedSpecs(
+            SpecStore(client, neuron=name), self._replicas, self._context
+        )
 
     def start(self) -> None:
         """Loads again what the last life had, as soon as Redis answers. Returns at once."""
@@ -199,7 +201,7 @@ class NeuronService:
             replica.start()
         elif current is not None:
             current.wake(spec)
-        self._survivors.save()
+        self._persisted_specs.save()
         self._heart.beat_now()
 
     def unload_model(self, model: str) -> None:
@@ -210,7 +212,7 @@ class NeuronService:
             return
         log.info("unloading %s", model)
         replica.drain()
-        self._survivors.save()
+        self._persisted_specs.save()
 
     def sleep_model(self, model: str, job_id: str) -> None:
         """Waits, elsewhere, for the requests in flight. What cannot sleep serves on."""
@@ -219,11 +221,11 @@ class NeuronService:
             log.info("sleep of %s: it is not loaded", model)
             return
         replica.sleep(job_id)
-        self._survivors.save()
+        self._persisted_specs.save()
 
     def drop_adapter(self, model: str, adapter: str) -> None:
-        """It leaves ``model``'s engine once no sequence has it; heartbeats tell of those that are
-        there. Nothing to do where the model is not loaded."""
+        """Remove the adapter from ``model``'s engine once no sequence uses it; heartbeats list the
+        present ones. Does nothing if the model is not loaded."""
         replica = self._replicas.find(model)
         if replica is not None:
             log.info("adapter %s leaves %s", adapter, model)
@@ -232,7 +234,7 @@ class NeuronService:
     def drain_inbox(self) -> int:
         """How many frames were taken. Raises ``redis.RedisError``."""
         self._heart.mend()  # the one thread that no heartbeat can mend
-        # It says which of the frames a dead instance was preparing.
+        # The marks show which of the frames a dead instance was preparing.
         self._marks.read_earlier()
         return self._inbox.drain()
 
@@ -254,25 +256,25 @@ class NeuronService:
             is_ready=self._is_ready,
         )
 
-    def leave(self, limit_s: float, hurry: threading.Event) -> None:
-        """Says that it is leaving, refuses what is new and returns when nothing runs any more, or
-        at the limit, or when somebody is in a hurry. ``stop`` comes next."""
+    def leave(self, limit_s: float, force: threading.Event) -> None:
+        """Announce that it leaves, refuse new requests, and return when none runs any more, at the
+        limit, or when ``force`` is set. ``stop`` comes next."""
         self._is_leaving = True
         self._heart.beat_now()
         started_s = time.monotonic()
-        while not hurry.wait(LEAVING_POLL_S):
+        while not force.wait(LEAVING_POLL_S):
             stayed_s = time.monotonic() - started_s
             if stayed_s >= limit_s:
                 log.warning("requests are cut off: they did not end in %.0f s", limit_s)
                 return
             with contextlib.suppress(redis.RedisError):
-                self.drain_inbox()  # nobody rings for a worker that takes no tasks any more
+                self.drain_inbox()  # a worker that consumes no more tasks is not notified
             if stayed_s >= LEAVING_AT_LEAST_S and not self._table.gateway_ids():
                 return
 
     def stop(self) -> None:
-        """Takes nothing new, fails what runs, ends every engine, says goodbye. A few seconds;
-        a second caller waits for the first."""
+        """Refuse new requests, fail running ones, end every engine, withdraw the heartbeat. Takes a
+        few seconds; a second caller waits for the first."""
         if self._replicas.close():
             self._end_everything(self._replicas.all())
             self._stopped.set()
@@ -348,12 +350,12 @@ class NeuronService:
         self.lease.renew()
         self._marks.keep(time.time() - self._started_unix_s)
         self._marks.read_earlier()
-        self._survivors.restore()
-        # Before it is said which requests are held: one that was in the inbox is among them.
+        self._persisted_specs.restore()
+        # Before the held requests are published: those that were in the inbox are among them.
         self.drain_inbox()
         heartbeat = self.heartbeat()
-        # First, so that whoever reads of a failed load finds it among the surviving ones no more.
-        self._survivors.write()
+        # First, so that a reader of a failed load no longer finds its persisted spec.
+        self._persisted_specs.write()
         self._heartbeats.write(heartbeat, self._held_requests())
         self._dead_gateways.drop()
         send_due(self._reports, self._client, neuron=self.name)

@@ -1,4 +1,4 @@
-"""What the gateway asks of every dialect, and what a dialect is told beside the body.
+"""The interface of a dialect, and the context that a dialect gets beside the body.
 
     parse(body, context) ─▶ ParsedRequest ─▶ stream_encoder | body_encoder ─▶ encode(event) ─▶ bytes
 
@@ -17,11 +17,11 @@ from inference.wire.errors import ApiError
 
 WAITING_COMMENT = b": waiting\n\n"
 """A line that readers of server-sent events skip. Sent while a stream has not begun: in every
-dialect its first event is said to be the first."""
+dialect its first event must come first."""
 
 
 def waiting_comment(words: str) -> bytes:
-    """The same with what is waited for, on one line."""
+    """The same with the reason for the wait, on one line."""
     return f": waiting: {' '.join(words.split())}\n\n".encode()
 
 
@@ -35,7 +35,7 @@ class RequestContext:
 
     headers: Mapping[str, str] = field(default_factory=dict)
     always_include_usage: bool = False
-    """The operator's wish: streams tell their usage whether or not the client asked."""
+    """An operator's setting: streams report their usage whether or not the client asked."""
 
 
 NO_CONTEXT = RequestContext()
@@ -73,7 +73,7 @@ class Parse(Protocol):
 class ErrorDialect(Protocol):
     @property
     def KEEP_ALIVE_FRAME(self) -> bytes:  # noqa: N802 - a module's constant
-        """Sent while a stream that has begun has nothing to say."""
+        """Sent while a stream that has begun has no events."""
         ...
 
     def error_body(self, error: ApiError, *, request_id: str) -> bytes: ...

@@ -1,7 +1,7 @@
 """The field tables of docs/api.md, written from the parsers' own declarations.
 
 ``python -m inference.wire.documentation`` rewrites the part of the page between the markers; a test
-fails while the page says anything else. Pure but for ``main``.
+fails while the page differs. Pure but for ``main``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Everything a client can be told went wrong; each dialect says it in its own envelope.
+"""All errors that a client can receive; each dialect renders them in its own envelope.
 
     ApiError
     ├── InvalidRequestError             400 invalid_value
@@ -32,7 +32,7 @@
     ├── NotSupportedError               501 not_supported
     ├── ServiceUnavailableError         503 redis_unavailable, database_unavailable, neuron_lost,
     │                                       shutting_down, model_loading …          retryable
-    └── RequestFailedError              what a neuron or placement said: ``failures``
+    └── RequestFailedError              codes of neurons and placement: ``failures``
 
 ``openai_errors`` and ``anthropic_errors`` render these as those APIs do. Messages are written for
 clients. Pure: knows no framework, no clock, no process.
@@ -107,8 +107,8 @@ class MissingParameterError(InvalidRequestError):
 
 
 class UnsupportedParameterError(InvalidRequestError):
-    """A field, or a value of it, that this server cannot honour; ``reason`` says why or what is
-    accepted."""
+    """A field, or a value of it, that this server cannot honour; ``reason`` is why, or the accepted
+    values."""
 
     code = "unsupported_parameter"
 
@@ -118,13 +118,13 @@ class UnsupportedParameterError(InvalidRequestError):
 
 
 class ThreadUnsupportedError(UnsupportedParameterError):
-    """The anthropic SDK knows this code: its tool runner goes on without a thread."""
+    """The anthropic SDK knows this code: its tool runner continues without a thread."""
 
     code = "thread_unsupported_request"
 
 
 class InvalidImageError(InvalidRequestError):
-    """No image, or one that passes a bound; ``reason`` says which."""
+    """No image, or one over a limit; ``reason`` names the limit."""
 
     code = "invalid_image"
 
@@ -196,8 +196,8 @@ class RateLimitExceededError(ApiError):
 
 
 class BudgetReservedError(ApiError):
-    """The budget is not spent: running requests have reserved what is left of it, and what they do
-    not use is free again in seconds."""
+    """The budget is not spent: running requests have reserved the rest, and their unused part is
+    released in seconds."""
 
     status = 429
     type = "tokens"
@@ -238,7 +238,7 @@ class ResponseNotFoundError(ApiError):
 
 
 class FileNotStoredError(ApiError):
-    """Never stored, deleted, somebody else's, or on another host's disk."""
+    """Never stored, deleted, another account's, or on another host's disk."""
 
     status = 404
     type = "invalid_request_error"
@@ -360,8 +360,8 @@ class RequestFailedError(ApiError):
 
 
 def error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
-    """``Retry-After`` in whole seconds, at least 1, where a retry makes sense. SDKs repeat every
-    429 and 500 unless they are told not to."""
+    """``Retry-After`` in whole seconds, at least 1, where a retry makes sense. SDKs retry every 429
+    and 500 unless ``x-should-retry`` is false."""
     headers = []
     is_final = error.status == TOO_MANY_REQUESTS and error.retry_after_s is None
     if is_final or error.code in NOT_REPEATED:

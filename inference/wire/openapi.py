@@ -1,9 +1,9 @@
-"""An OpenAPI document of what clients call, made from the parsers' own declarations.
+"""The OpenAPI document of the clients' API, generated from the parsers' own declarations.
 
     Field ─▶ its check is shown one value of each JSON type ─▶ the types that it takes
 
-What is refused by name is told with its reason and takes nothing. ``python -m
-inference.wire.openapi`` writes docs/openapi.json, and a test fails while it says anything else;
+A field that is refused by name is listed with its reason and accepts only null. ``python -m
+inference.wire.openapi`` writes docs/openapi.json, and a test fails while it differs;
 /openapi.json serves the same. Pure but for ``main``.
 """
 
@@ -67,7 +67,7 @@ READS = {
     "/api/tags": "What is offered, in Ollama's shape.",
     "/api/ps": "What is loaded, in Ollama's shape.",
     "/api/version": "Of Ollama's API.",
-    "/tokenizer_info": "A tokenizer's settings; `model` says whose.",
+    "/tokenizer_info": "The settings of `model`'s tokenizer.",
     "/health": "Whether this gateway can answer.",
     "/ping": "The same.",
 }
@@ -133,10 +133,10 @@ def _schema(fields: Mapping[str, Field]) -> dict[str, Any]:
 
 
 def _property(field: Field) -> dict[str, Any]:
-    told: dict[str, Any] = {"description": field.note, "x-support": field.support.value}
+    schema: dict[str, Any] = {"description": field.note, "x-support": field.support.value}
     if field.support is Support.REFUSED:
-        return told | {"type": "null", "deprecated": True}
-    return told | {"type": [*types_of(field), "null"]}
+        return schema | {"type": "null", "deprecated": True}
+    return schema | {"type": [*types_of(field), "null"]}
 
 
 def _operation(title: str, summary: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from metering.limits.state import Allowance, LimitState
+from metering.limits.state import LimitState, LimitStatus
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -16,12 +16,12 @@ def openai_headers(state: LimitState) -> Headers:
     """https://platform.openai.com/docs/guides/rate-limits (headers): resets are durations, until
     the limit is whole again."""
     headers: Headers = []
-    for name, allowance in (("requests", state.requests), ("tokens", state.tokens)):
-        if allowance is not None:
+    for name, status in (("requests", state.requests), ("tokens", state.tokens)):
+        if status is not None:
             headers += [
-                _header(f"x-ratelimit-limit-{name}", str(allowance.limit)),
-                _header(f"x-ratelimit-remaining-{name}", str(allowance.remaining)),
-                _header(f"x-ratelimit-reset-{name}", duration(allowance.reset_ms)),
+                _header(f"x-ratelimit-limit-{name}", str(status.limit)),
+                _header(f"x-ratelimit-remaining-{name}", str(status.remaining)),
+                _header(f"x-ratelimit-reset-{name}", duration(status.reset_ms)),
             ]
     return headers
 
@@ -30,13 +30,13 @@ def anthropic_headers(state: LimitState) -> Headers:
     """https://docs.anthropic.com/en/api/rate-limits (response headers): resets are moments in
     RFC 3339's form, when the limit is whole again."""
     headers: Headers = []
-    for name, allowance in (("requests", state.requests), ("tokens", state.tokens)):
-        if allowance is not None:
+    for name, status in (("requests", state.requests), ("tokens", state.tokens)):
+        if status is not None:
             prefix = f"anthropic-ratelimit-{name}"
             headers += [
-                _header(f"{prefix}-limit", str(allowance.limit)),
-                _header(f"{prefix}-remaining", str(allowance.remaining)),
-                _header(f"{prefix}-reset", _reset_at(allowance, state.now_ms)),
+                _header(f"{prefix}-limit", str(status.limit)),
+                _header(f"{prefix}-remaining", str(status.remaining)),
+                _header(f"{prefix}-reset", _reset_at(status, state.now_ms)),
             ]
     return headers
 
@@ -53,9 +53,9 @@ def duration(milliseconds: int) -> str:
     return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
 
 
-def _reset_at(allowance: Allowance, now_ms: int) -> str:
+def _reset_at(status: LimitStatus, now_ms: int) -> str:
     """In whole seconds, not before it is true."""
-    unix_s = -(-(now_ms + allowance.reset_ms) // 1000)
+    unix_s = -(-(now_ms + status.reset_ms) // 1000)
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

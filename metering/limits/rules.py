@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from metering.errors import RateLimitedError
-from metering.limits.state import Allowance, LimitKind, LimitState
+from metering.limits.state import LimitKind, LimitState, LimitStatus
 from metering.principal import Principal, RateLimits
 
 PARTS = 60_000
@@ -97,9 +97,9 @@ def limit_state(
     requests, tokens = [], []
     for subject, count in zip(subjects, counts, strict=True):
         if (limit := subject.limits.requests_per_minute) is not None:
-            requests.append(_allowance(limit, count.requests_debt))
+            requests.append(_status(limit, count.requests_debt))
         if (limit := subject.limits.tokens_per_minute) is not None:
-            tokens.append(_allowance(limit, count.tokens_debt))
+            tokens.append(_status(limit, count.tokens_debt))
     return LimitState(
         now_ms=now_ms,
         requests=_tightest(requests),
@@ -148,14 +148,14 @@ def _wait_ms(limit: int, debt: int, needed: int) -> int:
     return -((limit * PARTS - debt - needed * PARTS) // limit)
 
 
-def _allowance(limit: int, debt: int) -> Allowance:
-    return Allowance(
+def _status(limit: int, debt: int) -> LimitStatus:
+    return LimitStatus(
         limit=limit, remaining=max(0, limit - -(-debt // PARTS)), reset_ms=-(-debt // limit)
     )
 
 
-def _tightest(allowances: Sequence[Allowance]) -> Allowance | None:
-    return min(allowances, key=lambda each: (each.remaining, -each.reset_ms), default=None)
+def _tightest(statuses: Sequence[LimitStatus]) -> LimitStatus | None:
+    return min(statuses, key=lambda each: (each.remaining, -each.reset_ms), default=None)
 
 
 def _limit(limits: RateLimits, kind: LimitKind) -> int:
@@ -185,7 +185,7 @@ def _reached(
     elif kind is LimitKind.REQUESTS:
         reason = f"{limit:,} requests per minute"
     else:
-        left = _allowance(limit, count.tokens_debt).remaining
+        left = _status(limit, count.tokens_debt).remaining
         reason = (
             f"{limit:,} tokens per minute; {left:,} are left and this request may take {tokens:,}"
         )

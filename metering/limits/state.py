@@ -13,7 +13,7 @@ class LimitKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Allowance:
+class LimitStatus:
     """``reset_ms`` from now nothing counts against ``limit`` any more."""
 
     limit: int
@@ -27,8 +27,8 @@ class LimitState:
     ``now_ms`` is Redis' time in Unix milliseconds."""
 
     now_ms: int = 0
-    requests: Allowance | None = None
-    tokens: Allowance | None = None
+    requests: LimitStatus | None = None
+    tokens: LimitStatus | None = None
     tokens_charged: int = field(default=0, compare=False)
     """Of what the request may use: as much as was asked for, or what the limits leave of it."""
 

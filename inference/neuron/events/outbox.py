@@ -76,7 +76,7 @@ class Outboxes:
             del self._by_gateway[batch.gateway_id]
 
     def block(self, gateway_id: str) -> None:
-        """Holds back what is for a gateway whose stream is not there, until ``unblock``."""
+        """Hold back the batches of a gateway whose stream does not exist, until ``unblock``."""
         if outbox := self._by_gateway.get(gateway_id):
             outbox.is_blocked = True
 

@@ -4,12 +4,12 @@
                   ▲                                            ├─ no answer, or no such stream
                   └──────────── resender thread ◀──────────────┘
 
-What is too large for one entry is split, and whoever publishes it waits while much is unsent.
+An event too large for one entry is split, and its publisher waits while much is unsent.
 
-Owns the sequence numbers. A batch whose XADD was not acknowledged is sent again with the number it
-has, by a thread that lives only while there is something to send again; its reader drops what it
-has seen. What is given up leaves a gap, so its reader knows, and the requests in it are handed to
-``on_lost``, because their gateways have failed them.
+Owns the sequence numbers. A batch whose XADD was not acknowledged is resent under its number by a
+thread that lives only while there are such batches; its reader drops duplicates. A batch that is
+given up leaves a gap, which its reader sees as a loss. Its requests are passed to ``on_lost``,
+because their gateways have failed them.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class EventPublisher:
         self._resender: SupervisedThread | None = None
 
     def publish(self, events: list[AddressedEvent]) -> None:
-        """Waits for Redis, once, where nobody else does already; with more than one entry also
-        while half of what may be kept is unsent."""
+        """Publish ``events``. Waits for one round trip to Redis unless another thread is sending;
+        with more than one entry also while the outbox is half full."""
         if not events:
             return
         by_gateway: defaultdict[str, list[Event]] = defaultdict(list)
@@ -94,7 +94,7 @@ class EventPublisher:
         self._send()
 
     def retire(self, gateway_id: str) -> None:
-        """A gateway is dead: nobody reads its stream any more. Raises ``redis.RedisError``."""
+        """Delete the stream of a dead gateway, which has no reader. Raises ``redis.RedisError``."""
         with self._lock:
             self._outboxes.drop(gateway_id)
         self._client.expire(events_key(self._neuron, gateway_id), DEAD_STREAM_EXPIRY_S)
@@ -139,7 +139,7 @@ class EventPublisher:
         return self._outboxes.num_bytes > self._max_waiting_bytes
 
     def _send(self) -> None:
-        """Sends what there is, where nobody does already and Redis answers."""
+        """Send all queued batches, unless another thread is sending or Redis does not answer."""
         with self._lock:
             may_send = not (self._is_sending or self._is_stalled)
             self._is_sending = self._is_sending or may_send

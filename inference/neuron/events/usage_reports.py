@@ -80,7 +80,7 @@ class UsageReportBook:
             return set(self._num_kept)
 
     def gateway_died(self, gateway_id: str, *, now_unix_s: float) -> int:
-        """Makes what is kept of its requests due. Returns how many reports that were."""
+        """Make the reports of its requests due. Returns their number."""
         with self._lock:
             theirs = [kept for kept in self._kept if kept.gateway_id == gateway_id]
             if theirs:

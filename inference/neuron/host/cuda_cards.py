@@ -22,8 +22,8 @@ class CudaCard:
 
 
 def list_cards(nvml: Any) -> tuple[list[CudaCard], list[str]]:
-    """The cards in NVML's order, which is that of the PCI bus, and in words what is wrong with
-    those that are left out. Raises ``NVMLError`` where the driver itself does not answer."""
+    """The cards in NVML's order, which is that of the PCI bus, and a sentence for each card that is
+    left out. Raises ``NVMLError`` where the driver itself does not answer."""
     driver = _text(nvml.nvmlSystemGetDriverVersion())
     cards, problems = [], []
     for index in range(nvml.nvmlDeviceGetCount()):

@@ -1,4 +1,4 @@
-"""What the devices say, kept fresh by a thread of its own: a driver that hangs stops nobody else.
+"""Samples the devices in a thread of its own, so that a hanging driver blocks only that thread.
 
     sampler thread ─▶ Discovery (NVML) ─▶ last sample ─▶ heartbeat, at once
                                                    └───▶ a load that wants it fresh waits, bounded
@@ -42,7 +42,7 @@ class Devices(Protocol):
         ...
 
     def measure(self) -> list[DeviceInfo]:
-        """Asked now; waits for the answer, but not for ever."""
+        """Sample now, and wait for the result up to a limit."""
         ...
 
     def held_bytes(self, pid: int) -> int:

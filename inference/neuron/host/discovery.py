@@ -1,8 +1,8 @@
-"""What this host is: cores, memory, CUDA devices, and in words what is wrong with them.
+"""Describes this host: cores, memory, CUDA devices, and sentences about their problems.
 
 Asks the operating system through psutil and the NVIDIA driver through NVML. No torch, so it works
-where the driver is broken, which is when it matters. A driver may also hang: whoever must not wait
-for it asks through a ``DeviceSampler``.
+where the driver is broken, which is when it matters. A driver may also hang: callers that must not
+wait for it use a ``DeviceSampler``.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def cpu_device() -> DeviceInfo:
 
 
 def _nvml_problem(nvml: Any, error: Exception, has_nvidia_hardware: bool) -> str | None:
-    """What is wrong and the fix, for people. ``None``: nothing is, there is no NVIDIA GPU."""
+    """The problem and its fix, for operators. ``None``: no problem, the host has no NVIDIA GPU."""
     code = getattr(error, "value", None)
     if code == nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return (

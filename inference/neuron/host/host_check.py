@@ -1,6 +1,6 @@
 """``python -m inference.neuron.host.host_check``: what a neuron would find on this host, as JSON.
 
-The doctor asks it in a process of its own: a driver that hangs holds up nobody else.
+The doctor runs it as a process of its own, so that a hanging driver blocks only that process.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Cards that are not there, for tests of whole fleets: HELEXA_SIMULATED_DEVICES names a JSON file.
+"""Simulated cards, for tests of whole fleets: HELEXA_SIMULATED_DEVICES names a JSON file.
 
     {"devices": [{"kind": "cuda", "memory_bytes": 24000000000}, {"kind": "cpu", …}]}
     <file>.taken/<device>/<pid>     how many bytes that process holds of it, as text
 
 Engines that know of it (scripted ones) write down what they take; a process that has ended holds
-nothing, as with a driver. What is free is the size less what living processes hold, so a neuron
-measures it as it measures a card, and promises can be checked against sizes. Nobody takes CUDA
-memory here: real engines are of no use on such devices.
+nothing, as with a driver. Free memory is the size less the bytes of live processes, so a neuron
+measures it as on a card, and promises can be checked against sizes. No CUDA memory is allocated:
+real engines cannot use such devices.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ TIMEOUT_S = 120.0
 
 
 def torch_problem(command: tuple[str, ...] = (sys.executable, "-c", PROBE)) -> str | None:
-    """Why engines cannot use the cards, for people; ``None``: they can. A probe that breaks says
-    nothing of the cards."""
+    """Why engines cannot use the cards, for operators; ``None``: they can, or the probe itself
+    failed."""
     try:
         done = subprocess.run(
             command,

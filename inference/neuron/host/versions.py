@@ -30,7 +30,7 @@ def installed_torch() -> InstalledTorch:
 
 
 def driver_cuda(nvml: Any) -> str | None:
-    """The newest CUDA that the driver runs; ``None``: it does not say."""
+    """The newest CUDA that the driver runs; ``None``: it does not report it."""
     try:
         number = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
     except nvml.NVMLError:

@@ -43,7 +43,7 @@ LEAVING_LIMIT_S = 300.0
 """An idle model leaves in seconds. One whose process the kernel does not end must not keep the turn
 of all later loads."""
 MEMORY_COMES_BACK_S = 5.0
-"""A driver gives back what a process held some moments after its end."""
+"""A driver releases a process' memory some moments after its end."""
 
 IsCancelled = Callable[[], bool]
 Fetch = Callable[[LoadSpec, OnProgress, IsCancelled], Fetched | None]
@@ -90,13 +90,13 @@ class LoadAdmission:
         self._clock = clock
         self._sleep = sleep
 
-    def admit(self, load: Load, is_cancelled: IsCancelled, tell: OnProgress) -> LoadSpec | None:
-        """What the engine is told; ``None``: cancelled. Raises ``LoadRefusedError``. The load has
+    def admit(self, load: Load, is_cancelled: IsCancelled, report: OnProgress) -> LoadSpec | None:
+        """The spec for the engine; ``None``: cancelled. Raises ``LoadRefusedError``. The load has
         the turn when this returns a spec, and memory of its own."""
         check_possible(load.spec, self._loads.devices())
         if self._loads.holding(load) is None:
             self._loads.accept(load)
-        fetched = self._fetch(load.spec, tell, is_cancelled)
+        fetched = self._fetch(load.spec, report, is_cancelled)
         if fetched is not None:
             load.weights = tuple(Path(path) for path in fetched.weights)
             load.new_files |= fetched.new_files
@@ -104,19 +104,19 @@ class LoadAdmission:
             load.file_bytes = fetched.weight_bytes
         else:
             load.file_bytes = local_file_bytes(load.spec, self._loads.most_free_bytes())
-        if not self._enter(load, is_cancelled, tell):
+        if not self._enter(load, is_cancelled, report):
             return None
-        if not self._make_room(load, is_cancelled, tell):
+        if not self._make_room(load, is_cancelled, report):
             return None
         return self._loads.begin(load, self._room_now(load))
 
-    def readmit(self, load: Load, is_cancelled: IsCancelled, tell: OnProgress) -> bool:
+    def readmit(self, load: Load, is_cancelled: IsCancelled, report: OnProgress) -> bool:
         """Whether a model that sleeps may wake; ``False``: that was cancelled. Raises
         ``LoadRefusedError``. The load has the turn and its memory when this returns ``True``."""
-        if not self._enter(load, is_cancelled, tell):
+        if not self._enter(load, is_cancelled, report):
             return False
         try:
-            if not self._make_room(load, is_cancelled, tell):
+            if not self._make_room(load, is_cancelled, report):
                 self._loads.leave(load)
                 return False
             self._room_now(load)
@@ -126,15 +126,15 @@ class LoadAdmission:
         self._loads.begin_waking(load)
         return True
 
-    def _enter(self, load: Load, is_cancelled: IsCancelled, tell: OnProgress) -> bool:
+    def _enter(self, load: Load, is_cancelled: IsCancelled, report: OnProgress) -> bool:
         """``False``: cancelled before its turn."""
 
-        def tell_waiting(first: str) -> None:
-            tell(LoadProgress(stage=LoadStage.QUEUED, detail=f"{first} is loaded first"))
+        def report_waiting(first: str) -> None:
+            report(LoadProgress(stage=LoadStage.QUEUED, detail=f"{first} is loaded first"))
 
-        return not is_cancelled() and self._loads.enter(load, is_cancelled, tell_waiting)
+        return not is_cancelled() and self._loads.enter(load, is_cancelled, report_waiting)
 
-    def _make_room(self, load: Load, is_cancelled: IsCancelled, tell: OnProgress) -> bool:
+    def _make_room(self, load: Load, is_cancelled: IsCancelled, report: OnProgress) -> bool:
         """``False``: cancelled meanwhile."""
         leaving = self._leaving(load)
         sleepers = self._sleepers(load, leaving)
@@ -157,7 +157,7 @@ class LoadAdmission:
             )
             deadline_s = self._clock() + LEAVING_LIMIT_S
             while not replica.wait_left(LOOK_AGAIN_S):
-                tell(progress)
+                report(progress)
                 if is_cancelled():
                     return False
                 if self._clock() > deadline_s:
@@ -182,7 +182,7 @@ class LoadAdmission:
         return choose_sleepers(able, lacking_bytes=lacking, host_bytes=self._loads.host_bytes())
 
     def _leaving(self, load: Load) -> list[Evictable]:
-        """What is gone already needs no eviction."""
+        """The replicas to evict that still exist."""
         found = [self._find(model) for model in load.spec.evict if model != load.spec.model]
         return [replica for replica in found if replica is not None]
 
@@ -202,7 +202,7 @@ def _did_not_leave(model: str) -> LoadRefusedError:
 
 
 def _needed_bytes(load: Load, device: str) -> int | None:
-    """What must be free; ``None``: nobody knows."""
+    """Free memory that the load needs, in bytes; ``None``: unknown."""
     if load.asleep is not None:
         return waking_bytes(load.took_bytes, load.asleep)
     return needed_bytes(load.spec, device)

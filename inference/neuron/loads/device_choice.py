@@ -17,7 +17,7 @@ KINDS = ("cuda", "cpu")
 
 
 def choose_devices(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
-    """Names of ``devices``, whose free memory is what nobody holds or was promised. Raises
+    """Names of ``devices``, whose free memory excludes promised memory. Raises
     ``LoadRefusedError`` for a device that is not here."""
     if not spec.devices or (len(spec.devices) == 1 and spec.devices[0] in KINDS):
         return _freest(spec, devices)

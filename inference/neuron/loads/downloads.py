@@ -1,4 +1,4 @@
-"""Pulls and deletions as jobs of their own, and the report of what is cached.
+"""Pulls and deletions as jobs of their own, and the report of cached models.
 
     pull ─▶ QUEUED ─▶ RUNNING ─▶ SUCCEEDED | FAILED | CANCELLED       one at a time, in a thread
     delete ─▶ SUCCEEDED | FAILED                                      not while a model is of it
@@ -109,7 +109,7 @@ class Downloads:
         self._changed.set()
 
     def cancel(self, job_id: str) -> None:
-        """What is there stays. A job that is unknown or has ended is cancelled already."""
+        """Cancel a pull; downloaded bytes stay. Does nothing for an unknown or ended job."""
         with self._lock:
             self._cancelled.add(job_id)
             waits = [spec for spec in self._queue if spec.job_id == job_id]
@@ -203,7 +203,7 @@ class Downloads:
     # The threads.
 
     def _sweep(self) -> None:
-        """Once: what was broken off before this neuron started and will not be continued."""
+        """Once: delete partial files from before this neuron's start that no pull will resume."""
         for source, num_bytes in sweep_orphans(self._fetcher.cache_dir).items():
             log.info("removed %d bytes of broken downloads of %s", num_bytes, source)
 
@@ -217,9 +217,7 @@ class Downloads:
                     self._pull(spec)
                 except BaseException:  # its job has ended, whatever a library raised
                     log.exception("pull %s broke", spec.job_id)
-                    failure = LoadFailure(
-                        code="download_failed", message="the neuron's log says more"
-                    )
+                    failure = LoadFailure(code="download_failed", message="see the neuron's log")
                     self._move(spec.job_id, CacheJobStatus.FAILED, failure=failure)
 
     def _next(self) -> PullSpec | None:
@@ -235,11 +233,11 @@ class Downloads:
             self._move(job_id, CacheJobStatus.FAILED, failure=failure)
             return
 
-        def tell(progress: LoadProgress) -> None:
+        def report(progress: LoadProgress) -> None:
             self._move(job_id, CacheJobStatus.RUNNING, progress=progress)
 
         try:
-            fetched = self._fetcher.fetch(_as_load(spec), tell, lambda: self._is_over(job_id))
+            fetched = self._fetcher.fetch(_as_load(spec), report, lambda: self._is_over(job_id))
         except LoadRefusedError as refused:
             self._move(job_id, CacheJobStatus.FAILED, failure=refused.failure)
             return

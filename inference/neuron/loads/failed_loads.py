@@ -48,11 +48,11 @@ class FailedLoads:
         self._ask_hub = ask_hub
         self._clock = clock
         self._hub: dict[Load, tuple[str | None, float]] = {}
-        """What the hub said of each failed load first, and when it was last asked."""
+        """The hub's first answer for each failed load, and when it was last asked."""
         self._cached: dict[Load, str | None] = {}
         """The downloaded weights of each failed load, as they were first found."""
         self._disk_free: dict[Load, int | None] = {}
-        """What was free on the disk when each was first found."""
+        """Free bytes on the disk when each failure was first found."""
         self._stopping = threading.Event()
         self._thread = SupervisedThread(self._look_for_ever, name="failed-loads")
 

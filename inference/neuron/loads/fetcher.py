@@ -55,31 +55,31 @@ class Fetcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``free_memory_bytes``: on the device that a load would go to, for choosing a quant.
-        ``stall_limit_s``: how long a download may make no progress; ``None``: for ever."""
+        ``stall_limit_s``: how long a download may make no progress; ``None``: no limit."""
         self.cache_dir = cache_dir
         self._stall_limit_s = stall_limit_s
         self._clock = clock
         self._free_memory_bytes = free_memory_bytes
 
     def fetch(
-        self, spec: LoadSpec, tell: OnProgress, is_cancelled: Callable[[], bool]
+        self, spec: LoadSpec, report: OnProgress, is_cancelled: Callable[[], bool]
     ) -> Fetched | None:
         """With its draft model, where it has one. ``None``: cancelled, or no source that is
         downloaded. Raises ``LoadRefusedError``; what a load that can never succeed has downloaded
         is gone then."""
-        own = self._fetch(spec, tell, is_cancelled)
+        own = self._fetch(spec, report, is_cancelled)
         drafting = draft_spec(spec)
         if drafting is None or is_cancelled():
             return own
         try:
-            return _together(own, self._fetch(drafting, tell, is_cancelled))
+            return _together(own, self._fetch(drafting, report, is_cancelled))
         except LoadRefusedError as refused:
             if own is not None and refused.failure.is_permanent:
                 self.remove(own.new_files)
             raise
 
     def _fetch(
-        self, spec: LoadSpec, tell: OnProgress, is_cancelled: Callable[[], bool]
+        self, spec: LoadSpec, report: OnProgress, is_cancelled: Callable[[], bool]
     ) -> Fetched | None:
         if spec.source.partition(":")[0] not in DOWNLOADED_SCHEMES:
             return None
@@ -106,7 +106,7 @@ class Fetcher:
                     continue  # a library that prints
                 if isinstance(message, Fetching):
                     watch.progressed(message.progress)
-                    tell(message.progress)
+                    report(message.progress)
                 else:
                     last = message
         if is_cancelled():
@@ -142,7 +142,7 @@ class Fetcher:
         )
 
     def remove(self, new_files: dict[str, list[str]], used: Collection[Path] = ()) -> None:
-        """What a load downloaded that nobody will use. A package or revision stays whole where a
+        """Delete files that a failed load downloaded. A package or revision stays whole where a
         file of ``used`` lies in it."""
         for key, names in new_files.items():
             source, _, revision = key.rpartition("@")
@@ -218,6 +218,6 @@ def _environment() -> dict[str, str]:
     return {
         **environment_for(Role.ENGINE, os.environ),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        # Progress is told in messages.
+        # Progress is sent in messages.
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }

@@ -1,4 +1,4 @@
-"""One load: its claim on memory, the room it was given, and what its engine is told. Pure."""
+"""One load: its claim on memory, its granted memory, and the spec for its engine. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Load:
     pid: int | None = None
     """Its engine's, while one runs."""
     free_at_start: dict[str, int] = field(default_factory=dict)
-    """What was free on the devices that it is loading onto when it began."""
+    """Free bytes on its devices when the load began."""
     free_before: dict[str, int] = field(default_factory=dict)
     """The same, kept after the load has ended."""
     is_settled: bool = False
@@ -28,9 +28,9 @@ class Load:
     weights: tuple[Path, ...] = ()
     """In the cache of downloads."""
     file_bytes: int | None = None
-    """Of its weight files, once they are on the disk; ``None``: nobody has looked."""
+    """Of its weight files, once they are on the disk; ``None``: not read yet."""
     new_files: dict[str, list[str]] = field(default_factory=dict)
-    """What was downloaded for it alone: as in ``inference.loading.sources.fetch``."""
+    """Files that were downloaded for it alone: as in ``inference.loading.sources.fetch``."""
     file_identity: str | None = None
     """Of its files on this disk, as they were when the load began (``source_identity``)."""
     took_bytes: int = 0
@@ -57,7 +57,7 @@ class Room:
     """What of each one's free memory is promised to others."""
 
 
-def told_to_engine(load: Load, room: Room) -> LoadSpec:
+def spec_for_engine(load: Load, room: Room) -> LoadSpec:
     """A file that was fetched has been compared with its hash: large ones take minutes. A wheel's
     hash is also its name in the cache."""
     is_checked = bool(load.weights) and load.spec.source.startswith("huggingface:")

@@ -1,13 +1,13 @@
-"""Who was promised how much of which device: the neuron's own account of its memory. Pure.
+"""The neuron's ledger of device memory: how much each owner was promised. Pure.
 
     accept ─▶ begin ─▶ settle ─▶ (lost ─▶ begin ─▶ settle)* ─▶ release
     waits     loads    loaded     engine died, starts again
 
-What is measured as free is not all free to give away: a load that waits holds nothing yet, one
-under way holds a part, an engine on a CPU gets its pages as blocks come into use. Each holding says
-how much its owner may take of its device at most. What an owner does not hold of that is
-*outstanding*, and counts as taken. In the order in which loads were accepted the earlier one goes
-first: a later one's promise is kept as far as what is under way leaves room for it.
+Not all memory that is measured as free is available: a waiting load holds nothing yet, a running
+load holds a part, and an engine on a CPU gets pages as its blocks come into use. Each holding
+limits how much its owner may allocate of its device. The part that is not allocated yet is
+*outstanding*, and counts as used. Loads go in the order of acceptance: a later one's promise is
+kept only as far as earlier loads leave room for it.
 
 Knows no threads: its owner locks. Measurements are arguments.
 """
@@ -31,7 +31,7 @@ class Holding:
     owner: Owner
     devices: tuple[str, ...]
     num_bytes: int
-    """The most that it takes of each of its devices. 0 while nobody knows."""
+    """Most bytes that it allocates on each of its devices. 0 while unknown."""
     held_bytes: int = 0
     """What of that it holds already."""
     is_begun: bool = False
@@ -98,10 +98,10 @@ class MemoryLedger:
         gone: Collection[Owner] = (),
         asleep: Sequence[tuple[Owner, int]] = (),
     ) -> int:
-        """What ``owner`` may take of ``device``, where so much is measured as free: all but what
-        was promised to others. Those that were accepted later have their promises as far as they
-        leave it what it needs (``None``: nobody knows, so it goes first). As if ``gone`` had given
-        theirs back, and ``asleep`` all but so much."""
+        """Bytes that ``owner`` may allocate on ``device``, given its measured free bytes: all but
+        promises to others. Promises to later owners count only as far as they leave it what it
+        needs (``None``: unknown, so it goes first). Assumes that ``gone`` have released their
+        memory, and ``asleep`` all but so many bytes."""
         left_bytes, later_bytes, is_earlier = free_bytes, 0, True
         withheld = dict(asleep)
         for holding in self._on(device):
@@ -120,18 +120,18 @@ class MemoryLedger:
         return max(0, left_bytes - min(later_bytes, max(0, left_bytes - needed_bytes)))
 
     def without_promised(self, devices: Iterable[DeviceInfo]) -> list[DeviceInfo]:
-        """``devices`` as measured, with what is outstanding counted as taken."""
-        told = []
+        """``devices`` as measured, with outstanding memory counted as used."""
+        reduced = []
         for device in devices:
             reserved_bytes = self.outstanding_bytes(device_name(device))
-            told.append(
+            reduced.append(
                 msgspec.structs.replace(
                     device,
                     free_memory_bytes=max(0, device.free_memory_bytes - reserved_bytes),
                     reserved_bytes=reserved_bytes,
                 )
             )
-        return told
+        return reduced
 
     def check_integrity(self) -> None:
         """Asserts what must hold between any two calls."""

@@ -1,7 +1,7 @@
-"""What a load needs of its device, by what is known before it starts. Pure.
+"""Estimates the device memory of a load before it starts. Pure.
 
-Earlier loads on a device of that kind say it best; the size of the weight files says it roughly;
-keys and values that the operator asked for by number count whole.
+Earlier loads on a device of that kind are the best estimate; the size of the weight files is a
+rough one; a KV size that the operator set counts whole.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from inference.protocol.heartbeat import DeviceInfo, device_name
 from inference.protocol.load import AsleepBytes, LoadFailure, LoadSpec
 
 BESIDE_FILES_BYTES = 256 * 1024**2
-"""What an engine process and a step take, as far as the size of files tells."""
+"""Memory of an engine process and of a step, beside the weights."""
 LEAST_OF_FILES = {"q4": 0.125, "q5": 0.15625, "q6": 0.1875, "q8": 0.25, "fp8": 0.25}
-"""The least part of its files that a model's weights take: files of 32-bit numbers shrink most.
-What is not quantised while loading takes half of such files, in 16 bits."""
+"""Least ratio of a model's weights in memory to its files: files of 32-bit numbers shrink most.
+Weights that are not quantised while loading need half of such files, in 16 bits."""
 LEAST_OF_DENSE_FILES = 0.5
 
 
@@ -31,8 +31,8 @@ def needed_bytes(spec: LoadSpec, device: str) -> int | None:
 
 
 def expected_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
-    """What to keep free for a load that waits. ``file_bytes``: of its weights, where they are on
-    the disk already. 0: nobody knows."""
+    """Bytes to keep free for a waiting load; 0: unknown. ``file_bytes``: size of its weight files,
+    where they are on the disk already."""
     needed = needed_bytes(spec, device)
     if needed is not None:
         return needed
@@ -43,8 +43,8 @@ def expected_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
 
 
 def least_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
-    """What must be free at the very least, whatever the files hold. ``file_bytes``: of its weight
-    files; ``None``: nobody knows."""
+    """A lower bound of the free bytes that it needs. ``file_bytes``: size of its weight files;
+    ``None``: unknown."""
     needed = needed_bytes(spec, device)
     if needed is not None or file_bytes is None:
         return needed or 0

@@ -1,13 +1,13 @@
-"""The one queue that a neuron's loads go through, and the memory that it gives out.
+"""The queue of a neuron's loads, which also grants them memory.
 
     accept ─▶ (fetch) ─▶ enter … its turn ─▶ begin ─▶ started ─▶ loaded ─▶ release
        │                     │                │                    │
        └─ what it will take  └─ one load at   └─ what it may take  └─ engine_ended ─▶ begin_again
           is kept for it        a time           is in its spec        its memory is its own still
 
-What is promised to whom is in the ``MemoryLedger``, which is pure; here are the lock and the
-measurements. A load that is fetched first holds nobody up: it waits for its turn once its files are
-there. Called from the replicas' threads and the heartbeat's.
+The ``MemoryLedger``, which is pure, has the promises; this module has the lock and the
+measurements. A load that downloads first blocks no other: it enters the queue once its files are on
+the disk. Called from the replicas' threads and the heartbeat's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from inference.neuron.host.device_sampler import Devices
 from inference.neuron.loads.device_choice import KINDS, choose_devices
-from inference.neuron.loads.load import HostPart, Load, Room, told_to_engine
+from inference.neuron.loads.load import HostPart, Load, Room, spec_for_engine
 from inference.neuron.loads.memory_ledger import Holding, MemoryLedger
 from inference.neuron.loads.needs import expected_bytes, needed_bytes
 from inference.neuron.replicas.sleep_choice import HOST_SHARE_KEPT
@@ -42,7 +42,7 @@ class LoadQueue:
         """The loads whose files are there; the first one has its turn."""
 
     def devices(self) -> list[DeviceInfo]:
-        """The devices as last measured, less what was promised and is not held yet. Returns at
+        """The devices as last measured, less promised memory that is not allocated yet. Returns at
         once."""
         measured = self._devices.devices()
         with self._changed:
@@ -50,11 +50,11 @@ class LoadQueue:
             return self._ledger.without_promised(measured)
 
     def free_bytes(self) -> dict[str, int]:
-        """What was last measured as free on each device, promised or not."""
+        """Free bytes of each device by the last measurement, promised or not."""
         return {device_name(one): one.free_memory_bytes for one in self._devices.devices()}
 
     def most_free_bytes(self) -> int:
-        """What is free on the device that a load goes to when nobody names one."""
+        """Free bytes of the device that a load without a named device goes to."""
         devices = self.devices()
         kind = min((device.kind for device in devices), key=KINDS.index, default="cpu")
         return max((one.free_memory_bytes for one in devices if one.kind == kind), default=0)
@@ -79,14 +79,14 @@ class LoadQueue:
                 self._ledger.settle(load, num_bytes)
 
     def enter(
-        self, load: Load, is_cancelled: Callable[[], bool], tell: Callable[[str], None]
+        self, load: Load, is_cancelled: Callable[[], bool], report: Callable[[str], None]
     ) -> bool:
-        """Waits for the turn, which ends with ``loaded`` or ``release``. ``tell`` is called with
+        """Waits for the turn, which ends with ``loaded`` or ``release``. ``report`` is called with
         the model that has it. ``False``: cancelled."""
         with self._changed:
             self._waiting.append(load)
             while self._waiting[0] is not load and not is_cancelled():
-                tell(self._waiting[0].spec.model)
+                report(self._waiting[0].spec.model)
                 self._changed.wait(LOOK_AGAIN_S)
             if is_cancelled():
                 self._leave(load)
@@ -94,7 +94,7 @@ class LoadQueue:
         return True
 
     def wake(self) -> None:
-        """Somebody was cancelled."""
+        """Wake the waiting loads: one was cancelled."""
         with self._changed:
             self._changed.notify_all()
 
@@ -129,7 +129,7 @@ class LoadQueue:
         )
 
     def begin(self, load: Load, room: Room) -> LoadSpec:
-        """Begins the load whose turn has come. Returns what its engine is told."""
+        """Begins the load whose turn has come. Returns the spec for its engine."""
         expected = expected_bytes(load.spec, room.devices[0], None)
         measured = self._devices.measure()
         with self._changed:
@@ -139,12 +139,13 @@ class LoadQueue:
             load.devices = room.devices
             self._ledger.begin(load, room.devices, num_bytes)
             self._note_start(load, measured)
-        # They have left: an engine that starts again evicts nobody.
+        # The evicted replicas have left: an engine that restarts evicts none.
         load.spec = msgspec.structs.replace(load.spec, evict=[])
-        return told_to_engine(load, room)
+        return spec_for_engine(load, room)
 
     def begin_again(self, load: Load) -> LoadSpec:
-        """Begins a load anew after its engine died. What that took is kept for the next one."""
+        """Begin the load again after its engine died. Its memory stays reserved for the next
+        engine."""
         measured = self._devices.measure()
         with self._changed:
             holding = self._ledger.holding(load)
@@ -161,7 +162,7 @@ class LoadQueue:
             limit_bytes=holding.num_bytes,
             promised_bytes=max(0, *promised) if promised else 0,
         )
-        return told_to_engine(load, room)
+        return spec_for_engine(load, room)
 
     def started(self, load: Load, pid: int) -> None:
         with self._changed:
@@ -239,7 +240,7 @@ class LoadQueue:
             self._leave(load)
 
     def release(self, load: Load) -> None:
-        """Gives back what the load held: it is gone for good, or was refused."""
+        """Release the load's memory: it was unloaded or refused."""
         with self._changed:
             load.asleep = None
             self._ledger.release(load)
@@ -278,8 +279,9 @@ class LoadQueue:
         return max(0, host.free_memory_bytes - taken_bytes)
 
     def _held_now(self, load: Load, holding: Holding, free: dict[str, int]) -> int:
-        """What it holds of its first device; an engine takes the same of each. A card gives out at
-        once what is asked for, so a load under way holds what has gone since it began."""
+        """Bytes that it holds of its first device; an engine uses the same of each. A card
+        allocates at once, so a running load holds as much as free memory has fallen since it
+        began."""
         if load.pid is None:
             return 0
         device = holding.devices[0]

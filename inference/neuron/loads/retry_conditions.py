@@ -6,8 +6,8 @@
     download_failed, load_stalled   nothing that this host could see: time alone
     unknown_architecture …          its files alone, which ``failed_loads`` compares
 
-Another spec and another instance of the neuron (its version, its engine, its devices) begin without
-the failure, so nobody compares those.
+Another spec and another instance of the neuron (its version, its engine, its devices) start without
+the failure, so those are not compared.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _OF_OTHERS = frozenset({Dependency.TIME})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What was free on a host at one moment."""
+    """Free memory and disk of a host at one moment."""
 
     device_free_bytes: Mapping[str, int] = field(default_factory=dict)
     """Device name (``cuda:1``) -> bytes; empty: not known."""
@@ -57,8 +57,8 @@ class Conditions:
 
 
 def dependencies(failure: LoadFailure) -> frozenset[Dependency]:
-    """Empty: its files and settings alone. A load that said what it needs waits for nothing here:
-    placement compares that with what is free."""
+    """What the failure depended on; empty: its files and settings alone. A load that reported its
+    need depends on nothing here: placement compares the need with free memory."""
     if failure.is_permanent:
         return frozenset()
     if failure.needed_bytes is not None:

@@ -1,17 +1,17 @@
-"""Notices a load that makes no progress: a header that is read for ever, a source that stalls.
+"""Detects a load without progress: a header that never ends, a source that stalls.
 
     progressed(another stage, bytes, tensors) ─▶ from 0 ──look──▶ how long nothing moved
     progressed(queued), stop                  ─▶ not watched
 
 A download has to bring ``MIN_DOWNLOADED_BYTES`` each time, so that a source that drips ends too.
-What waits for other loads is not watched: their own watches end those. Pure: times are arguments.
+A load that waits for others is not watched: their own watches end those. Pure: times are arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inference.neuron.replicas.silence import Silence
+from inference.neuron.replicas.silence_timer import SilenceTimer
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
 from inference.settings.neuron import LOAD_STALL_S
 
@@ -23,7 +23,7 @@ MIN_DOWNLOADED_BYTES = 1024 * 1024
 
 
 def load_stall_limit_s(environment: Mapping[str, str]) -> float | None:
-    """``None``: a load may stand still for ever. Raises ``SettingError``."""
+    """Seconds that a load may make no progress; ``None``: no limit. Raises ``SettingError``."""
     return LOAD_STALL_S.read(environment) or None
 
 
@@ -34,13 +34,13 @@ class LoadWatch:
         self._last: LoadProgress | None = None
         self._moved: LoadProgress | None = None
         """What counted as progress last."""
-        self._silence: Silence | None = None
+        self._silence: SilenceTimer | None = None
 
     def progressed(self, progress: LoadProgress) -> None:
         if progress.stage is LoadStage.QUEUED:
             self._silence = None
         elif self._silence is None or self._moved is None or _has_moved(self._moved, progress):
-            self._silence, self._moved = Silence(), progress
+            self._silence, self._moved = SilenceTimer(), progress
         elif progress.done < self._moved.done:
             self._moved = progress
         self._last = progress

@@ -30,20 +30,20 @@ RECONNECT_INTERVAL_S = 0.5
 
 
 class ReconnectingConsumer(Consumer):  # type: ignore[misc]
-    """Looks for an absent Redis twice a second, for ever, and says so once. Celery's own waits up
-    to half a minute between attempts, in which no model can be loaded."""
+    """Retries an absent Redis twice a second without a limit, and logs it once. Celery's own
+    consumer waits up to half a minute between attempts, in which no model can be loaded."""
 
     def ensure_connected(self, connection: Any) -> Any:
         is_first = True
 
-        def tell(error: Exception, interval_s: float) -> None:
+        def report(error: Exception, interval_s: float) -> None:
             nonlocal is_first
             if is_first:
                 log.error("the task queue is away: %s; waiting for it", error)
             is_first = False
 
         return connection.ensure_connection(
-            tell,
+            report,
             interval_start=RECONNECT_INTERVAL_S,
             interval_step=0,
             interval_max=RECONNECT_INTERVAL_S,
@@ -96,6 +96,6 @@ def create_worker(app: Celery, *, name: str) -> Any:
         loglevel="WARNING",
         quiet=True,
     )
-    # The worker has just turned them on: each lost connection would tell of a change in Celery 6.
+    # The worker has just turned them on: each lost connection would warn of a change in Celery 6.
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
     return worker

@@ -43,7 +43,7 @@ class HeartbeatWriter:
         self._client = client
         self._lease = lease
         self._neuron = lease.neuron
-        self._may_tell_its_name = True
+        self._may_publish_name = True
 
     def write(self, heartbeat: NeuronHeartbeat, held: Mapping[str, HeldRequests]) -> None:
         """``held``: as the fields of ``inference.protocol.held``. Raises ``NameLostError``,
@@ -58,20 +58,21 @@ class HeartbeatWriter:
                 pipe.pexpire(held_key(self._neuron), LEASE_EXPIRY_MS)
 
         self._lease.write(write)
-        self._tell_its_name(heartbeat.time_unix_s)
+        self._publish_name(heartbeat.time_unix_s)
 
     def remove(self) -> None:
         """The neuron ends in order: it is away from now on, not in a few seconds, and its name is
         free. Raises ``redis.RedisError``."""
         self._lease.release(heartbeat_key(self._neuron), held_key(self._neuron))
 
-    def _tell_its_name(self, time_unix_s: float) -> None:
-        """A neuron that was invited may not, and need not: it is named beside the wishes."""
-        if self._may_tell_its_name:
+    def _publish_name(self, time_unix_s: float) -> None:
+        """List the name in Redis. An invited neuron lacks the permission and need not: its name is
+        among the desired states."""
+        if self._may_publish_name:
             try:
                 self._client.zadd(NEURONS, {self._neuron: time_unix_s})
             except redis.exceptions.NoPermissionError:
-                self._may_tell_its_name = False
+                self._may_publish_name = False
 
 
 class GatewayWatch:
@@ -140,10 +141,10 @@ class Heart:
         while not self._stopping:
             try:
                 self._on_beat()
-                self._tell(None)
+                self._log_outage(None)
                 self._access.note(None)
             except redis.RedisError as error:
-                self._tell(error)
+                self._log_outage(error)
                 if self._is_shut_out(error):
                     return
             except NameLostError as error:
@@ -164,8 +165,8 @@ class Heart:
             return True
         return False
 
-    def _tell(self, error: redis.RedisError | None) -> None:
-        """Once per outage, and once when it is over."""
+    def _log_outage(self, error: redis.RedisError | None) -> None:
+        """Log once per outage, and once when it is over."""
         if error is not None and self._is_reaching:
             log.error("heartbeats do not reach Redis: %s", error)
         if error is None and not self._is_reaching:

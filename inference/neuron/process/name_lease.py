@@ -1,13 +1,13 @@
-"""The lease on a neuron's name. Two lives of one name would corrupt each other's queue, inbox,
+"""The lease on a neuron's name. Two instances of one name would corrupt each other's queue, inbox,
 specs and heartbeat, so one holds it and the other does not start.
 
-    acquire ─▶ held by nobody, or by this machine's last life ─▶ ours ─▶ renewed by each beat
+    acquire ─▶ free, or this machine's previous instance's ────▶ ours ─▶ renewed by each beat
                  │                                                └────▶ another's: NameLostError
                  └─ held: wait until it is renewed (NameHeldError) or has expired (ours)
 
-Redis' clock expires it a few seconds after the last beat. A Redis that stood still has let it
-expire: whoever beats first has it again. A beat writes in one transaction that watches the lease,
-so an instance that has lost its name no longer overwrites what the next one writes.
+Redis' clock expires it a few seconds after the last beat. While Redis stalls it may expire: the
+first instance that beats then has it. A beat writes in one transaction that watches the lease, so
+an instance that has lost its name no longer overwrites what the next one writes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import msgspec
 import redis
 from redis.client import Pipeline
 
-from inference.neuron.process.earlier_life import EarlierLife
+from inference.neuron.process.previous_instance import PreviousInstance
 from inference.neuron.process.redis_client import AccessRefusal, ensure_trusted
 from inference.protocol.keys import HEARTBEAT_EXPIRY_S, lease_key
 
@@ -35,7 +35,7 @@ LEASE_EXPIRY_MS = int(HEARTBEAT_EXPIRY_S * 1000)
 POLL_S = 0.25
 
 WRITE_ATTEMPTS = 10
-"""How often a transaction on the lease is tried anew when another client writes it meanwhile."""
+"""How often a transaction on the lease is retried when another client writes it meanwhile."""
 
 
 class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,10 @@ class NameLease:
         self._client = client
 
     def acquire(
-        self, earlier: EarlierLife | None = None, *, sleep: Callable[[float], None] = time.sleep
+        self,
+        earlier: PreviousInstance | None = None,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Returns when the name is ours; waits for an absent Redis, and for the lease of a life
         that died to expire. Raises ``NameHeldError``, ``RedisUntrustedError``,
@@ -139,7 +142,7 @@ class NameLease:
             raise NameLostError(self.neuron, in_words(held))
 
     def _try(self, last_life: bytes) -> tuple[bytes | None, int]:
-        """Whoever holds it instead, and for how many ms it does at least."""
+        """The other holder's value, and for how many ms it holds the lease at least."""
         held = self._hold(last_life)
         if held is None:
             return None, 0
@@ -184,4 +187,4 @@ class NameLease:
 def in_words(value: bytes) -> str:
     with contextlib.suppress(msgspec.DecodeError, ValueError, OverflowError):
         return str(msgspec.json.decode(value, type=LeaseHolder))
-    return "it does not say who it is"
+    return "an unknown holder"

@@ -15,13 +15,13 @@ from inference.neuron.host.simulated_devices import SimulatedDevices
 from inference.neuron.loads.watch import load_stall_limit_s
 from inference.neuron.process.celery_app import create_app, create_worker
 from inference.neuron.process.drills import allows_drills
-from inference.neuron.process.earlier_life import EarlierLife
-from inference.neuron.process.ending import EXIT_NAME_LOST, Ending
 from inference.neuron.process.name_lease import NameHeldError
+from inference.neuron.process.previous_instance import PreviousInstance
 from inference.neuron.process.redis_client import InvitationVoidError, RedisUntrustedError, connect
+from inference.neuron.process.shutdown import EXIT_NAME_LOST, Shutdown
 from inference.neuron.process.tasks import register_tasks
 from inference.neuron.replicas.engine_process import engine_command
-from inference.neuron.replicas.silence import silence_limit_s
+from inference.neuron.replicas.silence_timer import silence_limit_s
 from inference.neuron.service import NeuronService
 from inference.settings.accounts import LoggedBodies
 from inference.settings.neuron import LOG_BODIES, NEURON_DRAIN_S
@@ -46,7 +46,7 @@ def run(name: str) -> int:
     except SettingError as error:
         print(f"neuron: {error}", file=sys.stderr)
         return EXIT_MISCONFIGURED
-    # Celery leaves its own way of logging where somebody answers this.
+    # Celery does not set up its own logging if this signal has a receiver.
     setup_logging.connect(lambda **_: None, weak=False)
     # One prompt at a time is tokenized: a pool of threads for batches would only take cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -57,7 +57,7 @@ def run(name: str) -> int:
     except SettingError as error:
         log.critical("%s", error)
         return EXIT_MISCONFIGURED
-    ending = Ending(limit_s=NEURON_DRAIN_S.read(os.environ))
+    shutdown = Shutdown(limit_s=NEURON_DRAIN_S.read(os.environ))
     # From the environment alone: everybody on this machine can read a command line.
     redis_url = REDIS_URL.read(os.environ) or DEFAULT_REDIS_URL
     service = NeuronService(
@@ -69,12 +69,12 @@ def run(name: str) -> int:
         load_stall_limit_s=load_stall_limit_s(os.environ),
         stall_limit_s=REDIS_STALL_S.read(os.environ),
         cache_dir=data_dir / "models",
-        on_name_lost=ending.name_is_lost,
+        on_name_lost=shutdown.name_is_lost,
         bodies=_logged_bodies(),
         allows_drills=allows_drills(os.environ),
     )
     try:
-        service.lease.acquire(EarlierLife(data_dir, name))
+        service.lease.acquire(PreviousInstance(data_dir, name))
     except NameHeldError as error:
         log.critical("%s", error)
         return EXIT_NAME_HELD
@@ -84,15 +84,15 @@ def run(name: str) -> int:
     app = create_app(name=name, redis_url=redis_url)
     register_tasks(app, service)
     worker = create_worker(app, name=name)
-    worker_shutting_down.connect(ending.begin, weak=False)
-    ending.watch(service)
+    worker_shutting_down.connect(shutdown.begin, weak=False)
+    shutdown.watch(service)
     service.start()
     log.info("neuron %s is up (epoch %s)", name, service.epoch)
     worker.start()
     # Celery's worker calls an interrupt a failure.
-    exit_code = 0 if ending.is_asked_for else int(worker.exitcode or 0)
-    ending.finish()
-    return EXIT_NAME_LOST if ending.is_name_lost else exit_code
+    exit_code = 0 if shutdown.is_asked_for else int(worker.exitcode or 0)
+    shutdown.finish()
+    return EXIT_NAME_LOST if shutdown.is_name_lost else exit_code
 
 
 def _logged_bodies() -> LoggedBodies:

@@ -16,7 +16,7 @@ REFUSED_LIMIT_S = 60.0
 
 
 class RedisUntrustedError(Exception):
-    """Redis shows a certificate that this host was not told of: waiting changes nothing."""
+    """Redis has a certificate that this host does not trust: waiting changes nothing."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -63,7 +63,8 @@ class Link(redis.ConnectionPool):
     _dropped_until_s = 0.0
 
     def drop(self, lasts_s: float) -> None:
-        """Closes what is idle; for so long commands fail as they do where Redis is away."""
+        """Close idle connections; for ``lasts_s`` seconds commands fail as when Redis is
+        offline."""
         self._dropped_until_s = time.monotonic() + lasts_s
         self.disconnect(inuse_connections=False)
 

@@ -1,4 +1,4 @@
-"""The load specs of what is loaded, kept in Redis for this neuron's next life.
+"""The load specs of loaded models, kept in Redis for this neuron's next instance.
 
 The neuron's memory is the truth; the hash mirrors it and is written again with every heartbeat, so
 a Redis that came back empty holds it a second later.

@@ -1,6 +1,6 @@
 """The neuron's Celery tasks: the only file here that knows Celery's tasks.
 
-Each returns at once; a load goes on in its replica's thread and is reported by heartbeats.
+Each returns at once; a load continues in its replica's thread and is reported by heartbeats.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def register_tasks(app: Celery, service: NeuronService) -> None:
     app.task(name=TASK_PULL_MODEL)(pull_model)
     app.task(name=TASK_CANCEL_PULL)(service.downloads.cancel)
     app.task(name=TASK_DELETE_CACHED)(delete_cached)
-    app.task(name=TASK_TELL_LOG)(service.logs.tell)
+    app.task(name=TASK_TELL_LOG)(service.logs.send)
     app.task(name=TASK_LOAD_MODEL)(load_model)
     app.task(name=TASK_UNLOAD_MODEL)(service.unload_model)
     app.task(name=TASK_DROP_ADAPTER)(service.drop_adapter)

@@ -58,8 +58,8 @@ class Replicas:
     def restore(
         self, specs: Iterable[LoadSpec], context: ReplicaContext, lethal: Collection[str] = ()
     ) -> list[Replica]:
-        """Replicas of an earlier life, but for models that were asked for since. Those of
-        ``lethal`` models, which ended that life, are not to be started."""
+        """Recreate a previous instance's replicas, except models that were requested since. Those
+        of ``lethal`` models, which ended that instance, are not started."""
         with self._lock:
             restored = [
                 Replica(spec, context, recovering=spec.model not in lethal)

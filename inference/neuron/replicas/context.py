@@ -29,14 +29,14 @@ class ReplicaContext:
     loads: LoadQueue
     admission: LoadAdmission
     discard: Callable[[Load], None]
-    """The load can never succeed: what was downloaded for it goes."""
+    """Called for a load that can never succeed: deletes its downloads."""
     on_change: Callable[[], None]
     """The status moved. Called without locks held."""
     on_gone: Callable[[Load], None]
     """Unloaded or stopped: the engine process has ended for good."""
     restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
     load_stall_limit_s: float | None = None
-    """How long a load may make no progress until it is ended; ``None``: for ever."""
+    """Seconds that a load may make no progress before it is ended; ``None``: no limit."""
     clock: Callable[[], float] = time.monotonic
     silence_limit_s: float | None = None
-    """How long an engine that has loaded may say nothing until it is killed; ``None``: for ever."""
+    """Seconds that a loaded engine may send nothing before it is killed; ``None``: no limit."""

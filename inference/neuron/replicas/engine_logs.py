@@ -1,9 +1,9 @@
-"""What engines wrote to standard error: kept by model, bounded in bytes, told to whoever asks.
+"""Engines' standard error: kept by model, bounded in bytes, sent to gateways on request.
 
     engine's stderr ─▶ EngineProcess' reader ─▶ writer(model) ─▶ this process' stderr
-                                                     └─────────▶ the model's last lines ─▶ tell
+                                                     └─────────▶ the model's last lines ─▶ send
 
-The lines outlive their engine: those of a load that failed say why.
+The lines outlive their engine: those of a failed load contain the reason.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EngineLogs:
             last = list(kept.lines)[-num_lines:] if num_lines > 0 else []
         return [self._redact(line.decode(errors="replace").rstrip("\r\n")) for line in last]
 
-    def tell(self, ask_id: str, model: str, num_lines: int) -> None:
+    def send(self, ask_id: str, model: str, num_lines: int) -> None:
         lines = self.lines(model, min(num_lines, MAX_LINES))
         answer = EngineLogAnswer(is_known=lines is not None, lines=lines or [])
         key = engine_log_key(self._neuron, ask_id)
@@ -76,7 +76,7 @@ class EngineLogs:
             pipeline.expire(key, ANSWER_EXPIRY_S)
             pipeline.execute()
         except redis.RedisError as error:
-            log.warning("the log of %s could not be told: %s", model, error)
+            log.warning("the log of %s could not be sent: %s", model, error)
 
     def _touch(self, model: str) -> _LastLines:
         kept = self._by_model.setdefault(model, _LastLines())

@@ -1,4 +1,4 @@
-"""One engine process as an object: start it, talk to it, end it, say how it ended.
+"""One engine process as an object: start it, exchange messages, end it, describe how it ended.
 
 The process holds one end of a socket pair and ends when the other end closes, so it cannot outlive
 this process, whatever kills it. Knows nothing of replicas or requests.
@@ -89,7 +89,7 @@ class EngineProcess:
         return self._process.pid
 
     def messages(self) -> Iterator[EngineMessage]:
-        """What the process says, until it closes its end. Raises ``msgspec.DecodeError`` for a bad
+        """The process' messages, until it closes its end. Raises ``msgspec.DecodeError`` for a bad
         frame."""
         while True:
             try:
@@ -141,7 +141,7 @@ class EngineProcess:
         return True
 
     def reap(self) -> str:
-        """After ``messages`` ended: makes sure it is gone and says how it ended, for people."""
+        """After ``messages`` ended: ensure that it is gone. Returns how it ended, for operators."""
         try:
             code = self._process.wait(REAP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -157,8 +157,8 @@ class EngineProcess:
 
     @property
     def ended_by_itself(self) -> bool:
-        """After ``reap``: whether it ended of what it did. Whoever sends SIGKILL (an operator, the
-        kernel short of memory, this neuron) ends it from outside."""
+        """After ``reap``: whether it ended because of its own work. SIGKILL comes from outside (an
+        operator, the kernel short of memory, this neuron)."""
         return self._process.returncode not in (None, -signal.SIGKILL)
 
     def _send_frame(self, frame: bytes) -> None:
@@ -178,7 +178,7 @@ def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
 
 
 def _engine_environment() -> dict[str, str]:
-    """This process's own less what is secret, so that engines find the same packages and number
+    """This process's environment without secrets, so that engines find the same packages and number
     CUDA devices as the driver does (and discovery with it)."""
     package_dir = str(Path(inference.__file__).resolve().parent.parent)
     paths = [package_dir, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]

@@ -1,4 +1,4 @@
-"""One run of a replica's engine process: what it says until it ends, and how it is made to end.
+"""One run of a replica's engine process: receives its messages until it ends, and ends it.
 
     follow() … until the process closes its end ─▶ finish(): its requests fail, it is reaped
 
@@ -25,7 +25,7 @@ from inference.neuron.errors import (
 from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.record import ReplicaRecord
-from inference.neuron.replicas.silence import Silence
+from inference.neuron.replicas.silence_timer import SilenceTimer
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.protocol.engine import (
     Awake,
@@ -54,10 +54,10 @@ from inference.text.errors import TextError
 
 log = logging.getLogger(__name__)
 
-TURNING_LIMIT_S = 300.0
-"""How long an engine may take to fall asleep or to wake before it is killed."""
+SLEEP_WAKE_TIMEOUT_S = 300.0
+"""How long an engine may need to fall asleep or to wake before it is killed."""
 STOP_GRACE_S = 2.0
-"""How long an engine that was told to stop may take before it is killed."""
+"""How long an engine may need to stop before it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class EngineEnd:
     served_s: float
     """Since it had loaded."""
     is_refusal: bool
-    """It said itself why it does not load; how the process ended tells nothing more."""
+    """The engine reported why it does not load; the process' exit status adds nothing."""
 
 
 class EngineRun:
@@ -92,12 +92,12 @@ class EngineRun:
         self._record = record
         self._context = context
         self._lock = threading.Lock()
-        self._silence: Silence | None = None
+        self._silence: SilenceTimer | None = None
         """``None`` until it has loaded."""
         self._drain_deadline_s: float | None = None
         self._sleeps_when_drained = False
         self._turning_deadline_s: float | None = None
-        """While it falls asleep or wakes, of which it says nothing."""
+        """Set while it falls asleep or wakes, during which it sends nothing."""
         self.has_ended = False
         self._stop_sent_s: float | None = None
         self._fault: Failure | None = None
@@ -121,7 +121,7 @@ class EngineRun:
         self._turn(Wake())
 
     def tick(self) -> None:
-        """Ends an engine that is drained, kills one that hangs or does not stop when told."""
+        """End a drained engine; kill one that hangs or does not stop when asked."""
         now_s = time.monotonic()
         with self._lock:
             drain_deadline_s, stop_sent_s = self._drain_deadline_s, self._stop_sent_s
@@ -131,7 +131,7 @@ class EngineRun:
         if limit_s is not None and silent_s > limit_s:
             self._give_up(silent_s)
         elif turning_deadline_s is not None and now_s > turning_deadline_s:
-            self._give_up(TURNING_LIMIT_S)
+            self._give_up(SLEEP_WAKE_TIMEOUT_S)
         elif stop_sent_s is not None:
             if now_s - stop_sent_s > STOP_GRACE_S:
                 self.engine.kill()
@@ -150,7 +150,7 @@ class EngineRun:
         with self._lock:
             falls_asleep = self._sleeps_when_drained and not is_overdue
             if falls_asleep and self._drain_deadline_s is None:
-                return  # another thread has told it
+                return  # another thread has sent the command
             if falls_asleep:
                 self._drain_deadline_s = None
         if falls_asleep:
@@ -161,12 +161,12 @@ class EngineRun:
     def _turn(self, command: Sleep | Wake) -> None:
         with self._lock:
             self._silence = None
-            self._turning_deadline_s = time.monotonic() + TURNING_LIMIT_S
+            self._turning_deadline_s = time.monotonic() + SLEEP_WAKE_TIMEOUT_S
         with contextlib.suppress(EngineGoneError):  # its end is reported by messages()
             self.engine.send(command)
 
     def stop(self) -> None:
-        """Tells it to stop at once, and does not wait for that."""
+        """Ask the engine to stop at once. Does not wait for it."""
         with self._lock:
             self._stop_sent_s = time.monotonic()
         self.engine.stop()
@@ -178,7 +178,7 @@ class EngineRun:
 
     def _give_up(self, silent_s: float) -> None:
         model = self._spec.model
-        log.error("replica %s: its engine has said nothing for %.0f s", model, silent_s)
+        log.error("replica %s: its engine has sent nothing for %.0f s", model, silent_s)
         with self._lock:
             self._silence = None
             self._fault = engine_hung(model)
@@ -187,7 +187,7 @@ class EngineRun:
     # The supervising thread.
 
     def follow(self) -> None:
-        """Follows what the process says until it has closed its end."""
+        """Receive the process' messages until it has closed its end."""
         try:
             for message in self.engine.messages():
                 self._take(message)
@@ -217,8 +217,8 @@ class EngineRun:
         )
 
     def _failure_of_requests(self, how: str, *, is_wanted: bool) -> Failure:
-        """What it was working on fails with. A request that it died under alone is not to be sent
-        again; of several nobody knows which it was."""
+        """The failure of its open requests. A request that ran alone when the engine died must not
+        be retried; of several, the culprit is unknown."""
         if self._fault is not None:
             return self._fault
         if is_wanted:
@@ -263,7 +263,7 @@ class EngineRun:
             self._context.marks.end(mark)
         keep_imports()  # the text layer's are among them from the first model on
         with self._lock:
-            self._silence = Silence()
+            self._silence = SilenceTimer()
         self._on_loaded(report)
         self._record.engine_loaded(self.engine, text)
         took_s = time.monotonic() - self._begun_s
@@ -273,7 +273,7 @@ class EngineRun:
 
     def _turned(self) -> None:
         with self._lock:
-            self._silence, self._turning_deadline_s = Silence(), None
+            self._silence, self._turning_deadline_s = SilenceTimer(), None
 
     def _take_while_running(self, message: EngineMessage) -> None:
         if self._silence is not None:

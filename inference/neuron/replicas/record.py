@@ -1,6 +1,6 @@
-"""What is known of one replica: its status and the moves between, what is loaded, how it goes.
+"""The record of one replica: its status and transitions, its loaded model, its statistics.
 
-Any thread may ask and tell; nothing blocks. Statuses and their legal moves are those of
+Any thread may read and write; nothing blocks. Statuses and their legal moves are those of
 ``inference.protocol.heartbeat``. Knows nothing of how engines are started and ended.
 """
 
@@ -156,7 +156,7 @@ class ReplicaRecord:
             raise RequestRefusedError(self._refusal())
 
     def begin_draining(self, only_if: Callable[[ReplicaStatus], bool] | None = None) -> bool:
-        """False when it has begun already, or ``only_if`` says no: no request comes in between."""
+        """False when it has begun already, or ``only_if`` is false: no request comes in between."""
         with self._lock:
             if self._status is ReplicaStatus.DRAINING:
                 return False
@@ -268,7 +268,7 @@ class ReplicaRecord:
                 self._num_quick_failures = 0
             self._num_quick_failures += 1
             delay_s = policy.delay_s(self._num_quick_failures)
-            # One that was to wake is loaded anew: it has been loaded once.
+            # One that was to wake is loaded again: it has been loaded once.
             is_refused = self._status is ReplicaStatus.LOADING and self._is_first_load
             if is_refused or delay_s is None:
                 self._failure = self._final_failure(failure)
@@ -323,7 +323,7 @@ def _with_warnings(report: LoadReport, stats: EngineStats | None) -> LoadReport:
 
 
 def _memory_bytes(report: LoadReport | None, kept_bytes: int | None) -> int | None:
-    """What it took, or what is kept for it. An engine that did not measure says 0."""
+    """Memory that it uses, or that is reserved for it. An engine that did not measure reports 0."""
     if report is not None and report.actual_bytes:
         return report.process_bytes + report.actual_bytes
     return kept_bytes or None

@@ -4,9 +4,9 @@
                              ▲                                                              │
                              └──────────────────────────────────────────────────────────────┘
 
-One thread per replica supervises: it follows one engine run after the other. What is known of the
-replica is in its ``ReplicaRecord``, one engine's life in its ``EngineRun``, how it falls asleep and
-wakes in its ``Slumber``; other threads ask for work to be drained or stopped.
+One thread per replica supervises: it follows one engine run after the other. ``ReplicaRecord`` has
+the replica's state, ``EngineRun`` runs one engine process, ``SleepController`` puts it to sleep and
+wakes it; other threads ask for work to be drained or stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.engine_run import EngineEnd, EngineRun
 from inference.neuron.replicas.record import ReplicaRecord
-from inference.neuron.replicas.slumber import Slumber
+from inference.neuron.replicas.sleep_controller import SleepController
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.protocol.engine import DropAdapter
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
@@ -49,8 +49,8 @@ class Replica:
         recovering: bool = False,
         predecessor: Replica | None = None,
     ) -> None:
-        """``recovering``: an earlier life of the neuron had it loaded. ``predecessor``: a replica
-        of the same model that must be gone before this one's engine starts."""
+        """``recovering``: a previous instance of the neuron had it loaded. ``predecessor``: a
+        replica of the same model that must be gone before this one's engine starts."""
         self.spec = spec
         self._context = context
         self._predecessor = predecessor
@@ -69,7 +69,7 @@ class Replica:
         """Its thread hung, and others count it as gone."""
         self._end_asked = threading.Event()
         self._gone = threading.Event()
-        self._slumber = Slumber(
+        self._sleep_controller = SleepController(
             self.load,
             self._record,
             context,
@@ -131,7 +131,7 @@ class Replica:
         return self._record.state(self.spec, self.load.devices, kept_bytes)
 
     def adopt_job(self, spec: LoadSpec) -> None:
-        """A second load job asks for what is here already: it is this replica's from now on."""
+        """Adopt a second load job for the same spec: this replica reports it from now on."""
         self.spec = msgspec.structs.replace(self.spec, job_id=spec.job_id, order=spec.order)
 
     def take_request(self) -> tuple[EngineProcess, ModelText]:
@@ -139,7 +139,7 @@ class Replica:
         return self._record.take_request()
 
     def is_idle(self) -> bool:
-        """Nothing runs in it or is on its way to it, and nobody waits for it to load."""
+        """Whether no request runs in it, is on its way to it, or waits for it to load."""
         return self._is_idle_as(self._record.status)
 
     def drop_adapter(self, name: str) -> None:
@@ -148,48 +148,54 @@ class Replica:
                 run.engine.send(DropAdapter(name=name))
 
     def drain(self) -> None:
-        """Unload: take nothing new, wait for what runs, end the engine. A load is given up. Returns
-        at once."""
-        if self._slumber.call_off() or self._record.begin_draining():
+        """Unload: refuse new requests, finish running ones, end the engine. A load is cancelled.
+        Returns at once."""
+        if self._sleep_controller.call_off() or self._record.begin_draining():
             self._drain()
 
     def drain_if_idle(self) -> bool:
         """``drain``, unless it has work again. One that is leaving already has none."""
-        if self._slumber.call_off() or self._record.begin_draining(only_if=self._is_idle_as):
+        if self._sleep_controller.call_off() or self._record.begin_draining(
+            only_if=self._is_idle_as
+        ):
             self._drain()
         return self._record.status is ReplicaStatus.DRAINING
 
     def sleep(self, job_id: str) -> None:
-        """Take nothing new, wait for what runs, fall asleep. Returns at once. Where it cannot it
-        serves on, and its state says so for that job."""
-        why = self._slumber.why_not_asleep() if not self._slumber.fall_asleep() else None
+        """Refuse new requests, finish running ones, fall asleep. Returns at once. If it cannot, it
+        keeps serving, and its state reports that for the job."""
+        why = (
+            self._sleep_controller.why_not_asleep()
+            if not self._sleep_controller.fall_asleep()
+            else None
+        )
         if why is not None:
             log.warning("%s does not fall asleep: %s", self.spec.model, why)
             self._record.sleep_refused(job_id, why)
             self._context.on_change()
 
     def wake(self, spec: LoadSpec) -> None:
-        """``spec`` asks for it, and says what leaves for it. Nothing to do where it does not sleep,
-        and is not about to. Returns at once."""
-        self._slumber.wake(spec)
+        """Wake for ``spec``, which names the replicas to evict. Does nothing if it neither sleeps
+        nor is about to. Returns at once."""
+        self._sleep_controller.wake(spec)
 
     @property
     def is_resting(self) -> bool:
         """It sleeps, or is about to."""
-        return self._slumber.is_falling_asleep or self.status is ReplicaStatus.ASLEEP
+        return self._sleep_controller.is_falling_asleep or self.status is ReplicaStatus.ASLEEP
 
     @property
     def may_sleep_as(self) -> AsleepBytes | None:
         return self._record.may_sleep_as
 
     def leave_if_idle(self, *, may_sleep: bool) -> bool:
-        """Falls asleep or leaves if nothing runs here, as ``Evictable`` says."""
-        if may_sleep and self._slumber.fall_asleep(only_if=self._is_idle_as):
+        """Fall asleep or unload if nothing runs here: see ``Evictable``."""
+        if may_sleep and self._sleep_controller.fall_asleep(only_if=self._is_idle_as):
             return True
         return self.drain_if_idle()
 
     def wait_left(self, timeout_s: float | None = None) -> bool:
-        return self._slumber.wait_left(timeout_s)
+        return self._sleep_controller.wait_left(timeout_s)
 
     def _is_idle_as(self, status: ReplicaStatus) -> bool:
         if status in (ReplicaStatus.FAILED, ReplicaStatus.DRAINING, ReplicaStatus.ASLEEP):
@@ -199,17 +205,17 @@ class Replica:
 
     def _drain(self) -> None:
         self._end_asked.set()
-        self._slumber.stays(is_gone=self._gone.is_set())
+        self._sleep_controller.stays(is_gone=self._gone.is_set())
         self._context.loads.wake()
         self._context.on_change()
         run = self._run
-        if self._gone.is_set():  # it had failed: there is no thread to say so
+        if self._gone.is_set():  # it had failed: its thread has ended and cannot report
             self._context.on_gone(self.load)
         elif run is not None:
             run.drain(time.monotonic() + DRAIN_TIMEOUT_S)
 
     def tick(self) -> None:
-        """Once a second: ends a drained engine, kills one that hangs or does not stop when told."""
+        """Once a second: end a drained engine; kill one that hangs or does not stop when asked."""
         if (run := self._run) is not None:
             run.tick()
         limit_s = self._context.load_stall_limit_s
@@ -231,7 +237,7 @@ class Replica:
             self._leave_loads()
 
     def stop(self) -> None:
-        """The neuron is ending: the engine is told to stop at once. Returns at once."""
+        """The neuron is shutting down: ask the engine to stop at once. Returns at once."""
         self._end_asked.set()
         self._context.loads.wake()
         if (run := self._run) is not None:
@@ -272,7 +278,7 @@ class Replica:
         if self.status is not ReplicaStatus.FAILED:
             self._context.on_gone(self.load)
         self._gone.set()
-        self._slumber.is_gone()
+        self._sleep_controller.is_gone()
         self._context.on_change()
 
     def _run_contained(self) -> float | None:
@@ -288,7 +294,7 @@ class Replica:
                 run.engine.kill()
                 run.finish(is_wanted=self._end_asked.is_set())
             self._context.loads.engine_ended(self.load)
-            message = "the neuron broke while it followed the engine; its log says more"
+            message = "the neuron broke while it followed the engine; see its log"
             failure = LoadFailure(code="engine_crashed", message=message)
             return self._next_start(failure, 0.0)
 
@@ -315,13 +321,13 @@ class Replica:
                 self._record,
                 self._context,
                 self._loaded,
-                self._slumber.fell_asleep,
-                self._slumber.woke,
+                self._sleep_controller.fell_asleep,
+                self._sleep_controller.woke,
             )
         )
         if self._abandoned.is_set():
             return None
-        was_resting = self._slumber.engine_ended()
+        was_resting = self._sleep_controller.engine_ended()
         self._context.loads.engine_ended(self.load)
         if self._end_asked.is_set() or was_resting:  # asleep it is as good as unloaded
             log.info("replica %s: engine process %d %s", self.spec.model, engine.pid, end.how)

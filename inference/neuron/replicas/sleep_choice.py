@@ -33,8 +33,9 @@ class Leaving:
 def choose_sleepers(
     leaving: Sequence[Leaving], *, lacking_bytes: int | None, host_bytes: int
 ) -> frozenset[str]:
-    """``lacking_bytes`` is what has to come back; ``None``: nobody knows, and nobody sleeps.
-    ``host_bytes``: what may be taken of the host. Those that are cheapest to keep come first."""
+    """The names of the replicas that sleep instead of unloading, the cheapest to keep first.
+    ``lacking_bytes`` must be freed; ``None``: unknown, so none sleeps. ``host_bytes``: host memory
+    that may be used."""
     if lacking_bytes is None:
         return frozenset()
     spare_bytes = sum(one.held_bytes for one in leaving) - lacking_bytes

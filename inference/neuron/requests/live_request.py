@@ -1,4 +1,4 @@
-"""One request that has not ended: who asked, what runs it, and what is known of its end.
+"""One request that has not ended: its gateway, its engine, and the state of its end.
 
 Owned by the request table, under its lock.
 """
@@ -27,7 +27,7 @@ def sequence_id(request_id: str, index: int) -> str:
 
 
 class Answer(Protocol):
-    """Turns what the engine says of a request's sequences into its events."""
+    """Converts the engine's outputs of a request's sequences to its events."""
 
     @property
     def num_sequences(self) -> int: ...
@@ -73,11 +73,12 @@ class LiveRequest:
     has_started: bool = False
     cancel_asked: bool = False
     is_ending: bool = False
-    """A sequence was cut off: nothing more is told, and the request ends with its last one."""
+    """A sequence was cut off: no more events are sent, and the request ends with its last
+    sequence."""
     failure: Failure | None = None
     """Why it is ending; ``None``: it was cancelled."""
     is_orphan: bool = False
-    """Whether its gateway is dead, or could not be told of everything: its events go nowhere."""
+    """Whether its gateway is dead or has lost events: no more events are sent."""
     first_token_unix_s: float | None = None
 
     @property

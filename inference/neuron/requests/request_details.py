@@ -1,5 +1,5 @@
-"""What the log has of a request at debug level: its rendered prompt, and what was read out of its
-answer. One line each, by the request's id.
+"""Logs a request at debug level: its rendered prompt, and the parsed parts of its answer. One line
+each, by the request's id.
 
     prompt           what the model gets, special tokens written out
     reasoning        a block of thinking that opens and closes, and by which marker
@@ -34,7 +34,8 @@ LEAST_RUN = 8
 
 
 class RequestDetails:
-    """Of one request, for the thread that prepares it and then for whoever applies its outputs."""
+    """The details of one request, for the thread that prepares it and then for the one that applies
+    its outputs."""
 
     def __init__(self, request_id: str, *, shows_bodies: bool) -> None:
         self._request_id = request_id

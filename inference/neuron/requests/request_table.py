@@ -7,8 +7,8 @@
                                       sent once the engine has it
 
 A request runs as one sequence for each choice, ``sequence_id(request_id, index)`` to the engine.
-Whoever removes a request from the table emits its terminal event and records its account, so nobody
-can do it twice. Knows no Redis: events are returned with the gateway they are for. Any thread may
+The call that removes a request from the table emits its terminal event and records its usage, so
+that happens once. Knows no Redis: events are returned with the gateway they are for. Any thread may
 call; nothing blocks.
 """
 
@@ -50,8 +50,7 @@ class Applied:
 
     events: list[AddressedEvent] = field(default_factory=list)
     ended_early: list[str] = field(default_factory=list)
-    """Sequences whose choice or request ended without the engine's knowing: it must still be told
-    to cancel them."""
+    """Sequences whose choice or request ended early: the engine must still cancel them."""
 
 
 class RequestTable:
@@ -81,7 +80,8 @@ class RequestTable:
             return any(live.submit.model == model for live in self._live.values())
 
     def begin(self, request_id: str, answer: Answer, engine: Engine) -> bool:
-        """Before the engine is told. False when the request ended while it was prepared."""
+        """Call it before submitting to the engine. False when the request ended while it was
+        prepared."""
         with self._lock:
             live = self._live.get(request_id)
             if live is None:
@@ -90,7 +90,8 @@ class RequestTable:
             return True
 
     def started(self, request_id: str) -> bool:
-        """After the engine was told. True: it must be told to cancel, somebody asked meanwhile."""
+        """Call it after submitting to the engine. True: the request was cancelled meanwhile, and
+        the engine must cancel it."""
         with self._lock:
             live = self._live.get(request_id)
             if live is None:
@@ -145,7 +146,7 @@ class RequestTable:
         return applied
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Gives up requests whose gateway cannot be told everything, and frees what they hold."""
+        """Give up requests whose gateway has lost events, and free what they hold."""
         wanted = frozenset(request_ids)
         self._orphan(lambda live: live.request_id in wanted)
 
@@ -159,7 +160,7 @@ class RequestTable:
             return {live.submit.gateway_id for live in self._live.values() if not live.is_orphan}
 
     def ids_by_gateway(self) -> dict[str, list[str]]:
-        """Every request that has not ended and whose gateway is told of it."""
+        """Every open request that has a gateway to report to."""
         ids: defaultdict[str, list[str]] = defaultdict(list)
         with self._lock:
             for request_id, live in self._live.items():
@@ -192,7 +193,7 @@ class RequestTable:
         answer = live.answer
         assert answer is not None, "an engine spoke of a request it was not given"
         if answer.has_finished(index):
-            return  # it was ended early, and the engine had not heard of it yet
+            return  # it ended early, and the engine had not received the cancel yet
         match output:
             case SequenceStep() | SequencesEmbedded():
                 self._feed(live, answer, index, output, applied)
@@ -217,11 +218,11 @@ class RequestTable:
         if answer.has_finished(index) and not _is_engines_word(result):
             applied.ended_early.append(result.sequence_id)
         if live.is_ending:
-            return  # it counts, and nobody is told
+            return  # it is counted and not sent
         is_end = bool(events) and isinstance(events[-1], TERMINAL_EVENTS)
-        told = events[:-1] if is_end else events
+        deltas = events[:-1] if is_end else events
         if not live.is_orphan:
-            applied.events += map(live.addressed, told)
+            applied.events += map(live.addressed, deltas)
         if is_end:
             applied.events += self._end(live, events[-1])
 
@@ -241,7 +242,8 @@ class RequestTable:
             return [event for live in hits for event in self._end(live, live.failed(failure))]
 
     def _orphan(self, is_hit: Callable[[LiveRequest], bool]) -> int:
-        """Nobody is told of them any more: they are cancelled, and their accounts are due."""
+        """Stop sending events of these requests: they are cancelled, and their usage reports are
+        due."""
         with self._lock:
             hits = [live for live in self._live.values() if is_hit(live) and not live.is_orphan]
             for live in hits:

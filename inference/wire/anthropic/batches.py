@@ -45,7 +45,7 @@ REQUEST_FIELDS = table(
     honoured(
         "custom_id",
         spelled(_CUSTOM_ID, "1 to 64 letters, digits, - or _"),
-        "Told with the result; no two are the same.",
+        "Returned with the result; no two are the same.",
     ),
     honoured("params", json_object, "What would be sent to /v1/messages; never streamed."),
 )
@@ -99,13 +99,13 @@ def batch_object(batch: BatchRecord, *, base_url: str) -> dict[str, Any]:
     status = "ended" if has_ended else "in_progress"
     if batch.status == CANCELLING:
         status = "canceling"
-    told = batch.num_completed + batch.num_failed + batch.num_expired + batch.num_cancelled
+    num_ended = batch.num_completed + batch.num_failed + batch.num_expired + batch.num_cancelled
     return {
         "id": batch.id,
         "type": "message_batch",
         "processing_status": status,
         "request_counts": {
-            "processing": 0 if has_ended else batch.num_total - told,
+            "processing": 0 if has_ended else batch.num_total - num_ended,
             "succeeded": batch.num_completed,
             "errored": batch.num_failed,
             "canceled": batch.num_cancelled,
@@ -144,8 +144,8 @@ def around_answer(custom_id: str, request_id: str) -> tuple[bytes, bytes]:
 
 
 def errored(custom_id: str, request_id: str, error: ApiError) -> bytes:
-    said = anthropic_errors.error_object(error, request_id=request_id)
-    return _line(custom_id, {"type": "errored", "error": said})
+    body = anthropic_errors.error_object(error, request_id=request_id)
+    return _line(custom_id, {"type": "errored", "error": body})
 
 
 def unrun(custom_id: str, request_id: str, why: Unrun) -> bytes:

@@ -1,4 +1,5 @@
-"""The content blocks that Anthropic's dialect reads: what each role may say, and what is kept.
+"""The content blocks that Anthropic's dialect reads: those that each role may send, and what the
+parser keeps.
 
 Blocks that are not here are refused by their name. Pure.
 """
@@ -41,7 +42,7 @@ from inference.wire.errors import (
 
 MAX_ID_CHARS = 256
 ERROR_PREFIX = "Error: "
-"""How a model is told that a tool's result is an error: templates have no field for it."""
+"""Marks a tool's result as an error for the model: templates have no field for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Image:
     image: ImageRef
 
 
@@ -68,7 +69,7 @@ class ToolResult:
     references: tuple[ToolReference, ...] = ()
 
 
-Block = Text | Picture | Thought | Redacted | Called | ToolResult
+Block = Text | Image | Thought | Redacted | Called | ToolResult
 
 _id = text(MAX_ID_CHARS, min_chars=1)
 _toolset = refused("toolset_name", "there are no toolsets here")
@@ -109,7 +110,7 @@ SOURCE_FIELDS: dict[str, dict[str, Field]] = {
         neutral(
             "media_type",
             one_of("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"),
-            "The file itself says which it is.",
+            "The format is read from the file itself.",
         ),
     ),
     "url": table(
@@ -242,7 +243,7 @@ def _made(kind: str, read: Mapping[str, Any], path: str) -> Block:
         case "text":
             return Text(read["text"])
         case "image":
-            return Picture(read["source"])
+            return Image(read["source"])
         case "thinking":
             return Thought(read["thinking"])
         case "tool_use":

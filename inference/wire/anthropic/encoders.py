@@ -29,7 +29,7 @@ from inference.wire.anthropic.errors import KEEP_ALIVE_FRAME
 from inference.wire.anthropic.fields import Display
 
 NO_MORE: dict[str, Any] = {"stop_details": None, "container": None}
-"""What a message says besides of its end, by the API's schema; there is never anything to say."""
+"""Fields of a message's end that the API's schema requires; always null here."""
 STOP_REASONS: dict[FinishReason, str] = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -45,11 +45,11 @@ DELTAS: dict[Kind, tuple[bytes, bytes]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """What of an answer its client asked to be told."""
+    """The optional parts of an answer that its client asked for."""
 
     thinking: Display = "hidden"
-    tells_edits: bool = False
-    """A request that spoke of context edits hears which were applied: none."""
+    reports_edits: bool = False
+    """A request with ``context_management`` gets the list of applied edits: none."""
 
 
 class MessageStreamEncoder:
@@ -95,7 +95,7 @@ class MessageStreamEncoder:
         return _frame("content_block_delta", index=self._index, delta=delta)
 
     def _start(self, prompt_tokens: int) -> bytes:
-        """What of the prompt was cached is not known yet; ``message_delta`` tells."""
+        """The number of cached prompt tokens is not known yet; ``message_delta`` has it."""
         usage = usage_object(Usage(prompt_tokens=prompt_tokens, completion_tokens=0))
         message = {
             **self._head,
@@ -109,7 +109,7 @@ class MessageStreamEncoder:
 
     def _end(self, usage: Usage) -> bytes:
         end: dict[str, Any] = {"delta": _stop(self._finished), "usage": usage_object(usage)}
-        if self._style.tells_edits:
+        if self._style.reports_edits:
             end["context_management"] = _no_edits()
         return _frame("message_delta", **end) + _frame("message_stop")
 
@@ -121,15 +121,15 @@ class _Block:
     signature: str | None = None
 
     def content(self) -> dict[str, Any]:
-        said = "".join(self.pieces)
+        joined = "".join(self.pieces)
         match self.opened.kind:
             case "text":
-                return {"type": "text", "text": said}
+                return {"type": "text", "text": joined}
             case "thinking":
-                return {"type": "thinking", "thinking": said, "signature": self.signature}
+                return {"type": "thinking", "thinking": joined, "signature": self.signature}
             case "tool_use":
                 # The pieces are one JSON object already: the same text as in a stream.
-                return {**_empty_block(self.opened), "input": orjson.Fragment(said)}
+                return {**_empty_block(self.opened), "input": orjson.Fragment(joined)}
 
 
 class MessageBodyEncoder:
@@ -168,7 +168,7 @@ class MessageBodyEncoder:
             **_stop(self._finished),
             "usage": usage_object(usage),
         }
-        if self._style.tells_edits:
+        if self._style.reports_edits:
             body["context_management"] = _no_edits()
         return orjson.dumps(body)
 

@@ -1,4 +1,4 @@
-"""How Anthropic's dialect says that something went wrong.
+"""Errors of Anthropic's dialect.
 
     {"type": "error", "error": {"type", "message", "details"}, "request_id"}
 
@@ -26,8 +26,8 @@ TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""That API says 529 where it is overloaded. Here it stays 503, as in every other dialect: clients
-go by the type, by ``Retry-After``, and take every status from 500 up as worth another try."""
+"""Anthropic answers 529 when overloaded. Here it stays 503, as in every other dialect: clients use
+the type and ``Retry-After``, and retry every status from 500 up."""
 
 TOO_LONG = "prompt is too long: "
 """What clients of that API look for before they shorten a conversation by themselves."""

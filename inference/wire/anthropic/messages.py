@@ -191,7 +191,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> MessagesRequest:
         output_format=_output_format(read),
         ends_at_context=True,
     )
-    style = Style(thinking=thinking.display, tells_edits="context_management" in read)
+    style = Style(thinking=thinking.display, reports_edits="context_management" in read)
     return MessagesRequest(generation=generation, stream=read.get("stream", False), style=style)
 
 
@@ -231,7 +231,7 @@ def _chat_input(read: dict[str, Any], thinking: Thinking) -> ChatInput:
 
 
 def _check_prefill(read: dict[str, Any], choice: Choice, thinking: Thinking) -> None:
-    """What has a say in how the answer begins leaves no room for the client's own start of it."""
+    """Refuses a prefilled answer together with fields that decide how the answer begins."""
     hindrances = {
         "thinking": thinking.display != "hidden",
         "tool_choice": choice.tool_choice.mode == "required",

@@ -97,7 +97,7 @@ def tools(value: Any, path: str) -> list[Tool]:
 def offered_tools(
     declared: Iterable[Tool], references: Iterable[ToolReference]
 ) -> list[ToolDefinition]:
-    """The tools that the model is told of. Raises ``InvalidRequestError`` for a reference to a tool
+    """The tools that the prompt describes. Raises ``InvalidRequestError`` for a reference to a tool
     that is not declared."""
     by_name = {tool.definition.name: tool for tool in declared}
     referenced = set()

@@ -19,7 +19,7 @@ from inference.wire.anthropic.content import (
     ASSISTANT_BLOCKS,
     USER_BLOCKS,
     Block,
-    Picture,
+    Image,
     Text,
     ToolResult,
     blocks,
@@ -99,18 +99,18 @@ def system(value: Any, path: str) -> str:
 
 
 def _is_billing(block: Any) -> bool:
-    said = block.get("text") if isinstance(block, dict) else None
-    return isinstance(said, str) and said.startswith(BILLING_MARK)
+    block_text = block.get("text") if isinstance(block, dict) else None
+    return isinstance(block_text, str) and block_text.startswith(BILLING_MARK)
 
 
 def chat_messages(turns: list[Turn], system_text: str) -> list[ChatMessage]:
     """Raises ``InvalidRequestError`` for a chat without a turn of the user, and for results of
-    calls that nobody made."""
+    calls that the chat does not have."""
     dialogue = [turn for turn in turns if turn.role != "system"]
     if all(turn.role != "user" for turn in dialogue):
         raise InvalidRequestError("'messages' must have a turn of the user.", param="messages")
-    said = [system_text, *_system_texts(turns)]
-    first = SYSTEM_SEPARATOR.join([one for one in said if one])
+    system_texts = [system_text, *_system_texts(turns)]
+    first = SYSTEM_SEPARATOR.join([one for one in system_texts if one])
     chat = [ChatMessage(role="system", content=first)] if first else []
     open_ids: set[str] = set()
     for role, in_a_row in groupby(dialogue, key=lambda turn: turn.role):
@@ -156,7 +156,7 @@ def _user_messages(content: Iterable[Block], open_ids: set[str]) -> Iterator[Cha
         images = parts_with_images(
             block.text if isinstance(block, Text) else block.image
             for block in rest
-            if isinstance(block, Text | Picture)
+            if isinstance(block, Text | Image)
         )
         yield ChatMessage(role="user", content=_texts(rest), parts=images)
 

@@ -1,4 +1,4 @@
-"""A last turn of the assistant that the model is to go on from: the start of its answer. Pure."""
+"""A last turn of the assistant that the model continues: the start of its answer. Pure."""
 
 from __future__ import annotations
 

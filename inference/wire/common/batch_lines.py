@@ -40,7 +40,7 @@ def custom_id(value: Any, path: str) -> str:
 
 
 LINE_FIELDS = table(
-    honoured("custom_id", custom_id, "Told with the result; no two are the same."),
+    honoured("custom_id", custom_id, "Returned with the result; no two are the same."),
     honoured("method", one_of("POST"), "POST."),
     honoured("url", text(64), "The batch's endpoint."),
     honoured("body", json_object, "What would be sent to the endpoint; never streamed."),

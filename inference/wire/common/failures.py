@@ -75,7 +75,7 @@ FAILURES: dict[str, FailureKind] = {
     "model_load_failed": _NOT_LOADABLE,
     "download_failed": _NOT_LOADABLE,
     "load_stalled": _NOT_LOADABLE,
-    # nor later, until somebody changes its entry, its files or the hosts
+    # nor later, until the operator changes its entry, its files or the hosts
     "repo_fetch_failed": _NEVER_LOADS,
     "exceeds_device": _NEVER_LOADS,
     "unknown_architecture": _NEVER_LOADS,
@@ -90,7 +90,7 @@ FAILURES: dict[str, FailureKind] = {
     # the request ended what worked on it
     "request_broke_worker": BROKEN,
 }
-"""Codes that are not here are answered as 500: nobody has said what a client could do."""
+"""Other codes are answered as 500: no action of a client is known to help."""
 
 NOT_REPEATED = frozenset({"request_broke_worker"})
 """SDKs repeat a 500 unless they are asked not to, and each repetition would end another worker."""

@@ -48,7 +48,7 @@ class Support(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """``note`` is for the documentation: what is accepted, or why not."""
+    """``note`` is for the documentation: the accepted values, or why none are."""
 
     name: str
     support: Support
@@ -193,7 +193,7 @@ def text(max_chars: int | None = None, *, min_chars: int = 0) -> Check:
 
 
 def spelled(pattern: re.Pattern[str], wanted: str) -> Check:
-    """A string that is whole ``pattern``; ``wanted`` says so in words."""
+    """A string that fully matches ``pattern``; ``wanted`` describes it for messages."""
 
     def check(value: Any, path: str) -> str:
         if not isinstance(value, str):
@@ -271,8 +271,8 @@ def json_object(value: Any, path: str) -> dict[str, Any]:
 
 
 def json_schema(value: Any, path: str) -> dict[str, Any]:
-    """An object at most ``MAX_SCHEMA_DEPTH`` levels deep. Whether it is a schema is for the neuron
-    to say, which has to compile it."""
+    """An object at most ``MAX_SCHEMA_DEPTH`` levels deep. The neuron, which compiles it, checks
+    whether it is a schema."""
     return _nested_object(value, path, MAX_SCHEMA_DEPTH)
 
 

@@ -1,12 +1,12 @@
-"""What the first bytes of an image file say: its format and size. Nothing is decoded.
+"""Reads an image's format and size from the first bytes of its file, without decoding.
 
     PNG   chunks: IHDR has the size, acTL means frames, eXIf an orientation
     JPEG  segments up to the scan: SOFn has the size, APP1 an orientation
     GIF   blocks: the first image and the screen have the size, a second image means frames
     BMP   one header: it has the size, with a negative height where its rows go downwards
-    WebP  chunks: VP8, VP8L or VP8X has the size, VP8X tells of frames, EXIF an orientation
+    WebP  chunks: VP8, VP8L or VP8X has the size, VP8X has a flag for frames, EXIF an orientation
 
-Whether the rest is an image as well is found where it is decoded. Pure.
+The decoder checks the rest of the file. Pure.
 
 Sources: RFC 2083 and its APNG extension, ITU T.81, GIF89a, RFC 9649, Exif 2.32,
 BITMAPCOREHEADER and BITMAPINFOHEADER of the Windows GDI.
@@ -32,7 +32,7 @@ START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
 
 
 class ImageHeaderError(ValueError):
-    """The message says what is wrong, for clients."""
+    """The header cannot be read; the message gives the reason, for clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def read_header(data: bytes) -> ImageHeader:
     try:
         header = _read(data)
     except (struct.error, IndexError):
-        raise ImageHeaderError("the image ends before its size is told") from None
+        raise ImageHeaderError("the image ends before its size") from None
     if header.width_px < 1 or header.height_px < 1:
         raise ImageHeaderError("the image has no pixels")
     return header
@@ -91,7 +91,7 @@ def _jpeg(data: bytes) -> ImageHeader:
     position = 2
     while True:
         if data[position] != 0xFF:
-            raise ImageHeaderError("the JPEG is damaged before its size is told")
+            raise ImageHeaderError("the JPEG is damaged before its size")
         marker = data[position + 1]
         if marker == 0xFF:  # filler
             position += 1
@@ -108,7 +108,7 @@ def _jpeg(data: bytes) -> ImageHeader:
             orientation = _orientation(data[position + 10 : position + 2 + length])
         position += 2 + length
     if size is None:
-        raise ImageHeaderError("the JPEG does not tell its size")
+        raise ImageHeaderError("the JPEG has no size")
     height, width = size
     return _shown("image/jpeg", width, height, orientation)
 
@@ -128,7 +128,7 @@ def _gif(data: bytes) -> ImageHeader:
 
 
 def _gif_images(data: bytes, position: int) -> Iterator[tuple[int, int, int, int]]:
-    """Left, top, width and height of each, up to the trailer or the end of what is there."""
+    """Left, top, width and height of each, up to the trailer or the end of the data."""
     while position < len(data):
         match data[position]:
             case 0x21:  # an extension
@@ -179,7 +179,7 @@ def _webp(data: bytes) -> ImageHeader:
             orientation = _orientation(data[start : start + length])
         position = start + length + length % 2
     if size is None:
-        raise ImageHeaderError("the WebP does not tell its size")
+        raise ImageHeaderError("the WebP has no size")
     return _shown("image/webp", *size, orientation, is_animated)
 
 
@@ -189,7 +189,7 @@ def _uint24(data: bytes, position: int) -> int:
 
 
 def _orientation(exif: bytes) -> int:
-    """The orientation in the first directory; 1, upright, where it does not say."""
+    """The orientation in the first directory; 1, upright, where there is none."""
     tiff = exif.removeprefix(EXIF_MARK)
     order = {b"II*\x00": "<", b"MM\x00*": ">"}.get(tiff[:4])
     if order is None:
@@ -203,7 +203,7 @@ def _orientation(exif: bytes) -> int:
             if (tag, kind, count) == (ORIENTATION_TAG, 3, 1):
                 return int(value)
     except struct.error:
-        pass  # as other readers have it: what cannot be read says nothing
+        pass  # as other readers do: an unreadable entry is ignored
     return 1
 
 

@@ -75,8 +75,8 @@ _reading: ContextVar[ImageReading | None] = ContextVar("how images are read", de
 
 @contextmanager
 def images_read(reading: ImageReading) -> Iterator[None]:
-    """What is parsed within the block reads images so; else by the default rules, which fetch
-    nothing."""
+    """Bodies parsed within the block read images by ``reading``; others by the default rules, which
+    fetch nothing."""
     token = _reading.set(reading)
     try:
         yield
@@ -135,7 +135,7 @@ def _decoded_with_spaces(value: str, path: str) -> bytes:
 
 
 def image_file(data: bytes, path: str) -> ImageFile:
-    """Raises ``InvalidImageError``, which says what bound it passes."""
+    """Raises ``InvalidImageError``, which names the limit that it exceeds."""
     reading = _reading.get() or ImageReading()
     _check_size(len(data), reading, path)
     try:

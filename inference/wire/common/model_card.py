@@ -1,7 +1,7 @@
-"""What is told of a catalogue model, before a dialect writes it down. Pure.
+"""The description of a catalogue model, which each dialect encodes. Pure.
 
-``limit`` is the limit that is enforced, and capabilities are those of what is loaded. Of a model
-that is not loaded they are what the catalogue knows from its last loads and the operator's limits.
+``limit`` is the enforced limit, and capabilities are the loaded replicas'. For a model that is not
+loaded, the catalogue has them from its last loads and the operator's limits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ModelProgress:
     total: int
     unit: str
     eta_s: float | None
-    """How long this stage still takes; ``None`` where nothing tells."""
+    """Estimated seconds until this stage ends; ``None`` without an estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ LOADED = "loaded"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """``status`` is the best of its replicas', ``outdated`` where they serve what the catalogue no
-    longer says, or ``unloaded``; ``status_reason`` says why it failed, or what is waited for.
+    """``status`` is the best of its replicas', ``outdated`` where they serve an older catalogue
+    entry, or ``unloaded``; ``status_reason`` is why it failed, or the stage that it waits for.
     ``locations`` are the neurons that hold or load it, ``feasible_on`` those that could serve it.
     ``capabilities`` are what every ready replica can do; ``None``: it was never loaded."""
 
@@ -76,7 +76,7 @@ class ModelCard:
     progress: ModelProgress | None = None
     """While it is loading."""
     parent: str | None = None
-    """An adapter's base. What is told of memory and of limits is the base's."""
+    """An adapter's base. Memory and limits are the base's."""
 
     def can(self, capability: str) -> bool | None:
         return None if self.capabilities is None else capability in self.capabilities
@@ -99,7 +99,7 @@ class ModelCard:
 
     @property
     def limit(self) -> ModelLimit | None:
-        """``None``: neither a load nor the operator has said."""
+        """``None``: neither a load nor the operator has set one."""
         if self.context_tokens is None:
             return None
         return model_limit(self.context_tokens, self.max_output_tokens, only_reads=self.only_reads)

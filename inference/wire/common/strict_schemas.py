@@ -1,4 +1,4 @@
-"""Whether a tool that does not say ``strict`` is meant and able to be: OpenAI's rule for Responses,
+"""Whether a tool without ``strict`` is strict by default: OpenAI's rule for Responses,
 where strict is the default and a schema that does not fit falls back to not being enforced. Pure.
 """
 
@@ -13,8 +13,8 @@ ENFORCEABLE = frozenset(
         *("title", "description", "$schema"),
     }
 )
-"""Keywords that every grammar can follow. A schema with others is only enforced where its client
-says so, and may then be refused."""
+"""Keywords that every grammar can follow. A schema with others is only enforced if its client sets
+``strict``, and may then be refused."""
 
 
 def is_strict(schema: dict[str, Any]) -> bool:
@@ -24,7 +24,7 @@ def is_strict(schema: dict[str, Any]) -> bool:
 
 
 def _fits(node: Any) -> bool:
-    """Also false for what is no schema at all: that is for others to refuse."""
+    """Also false for a value that is no schema; other checks refuse it."""
     if not isinstance(node, dict) or not node.keys() <= ENFORCEABLE:
         return False
     properties = node.get("properties", {})

@@ -11,8 +11,8 @@ _left_out: ContextVar[list[str] | None] = ContextVar("fields that are left out",
 
 @contextmanager
 def unknown_fields_ignored() -> Iterator[list[str]]:
-    """What is read within the block leaves out fields that it does not know, and names them in the
-    list: for operators who want it so. Fields that are known and refused stay refused."""
+    """Bodies read within the block ignore unknown fields and name them in the list, for operators
+    who choose that. Known fields that are refused stay refused."""
     left_out: list[str] = []
     token = _left_out.set(left_out)
     try:

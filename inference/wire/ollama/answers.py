@@ -53,7 +53,7 @@ class Shape:
         return orjson.dumps({**head, **body, "done": done})
 
     def waiting_line(self, now_unix_s: float) -> bytes:
-        """Says nothing yet; there are no comments between lines of JSON."""
+        """Empty: there are no comments between lines of JSON."""
         return self.line(now_unix_s, self.body("", {}, {})) + LINE_END
 
     def loaded_body(self, now_unix_s: float) -> bytes:
@@ -106,8 +106,8 @@ class _Call:
     index: int
     pieces: list[str] = field(default_factory=list)
 
-    def told(self) -> tuple[str, dict[str, Any]]:
-        """Text and more. Arguments that were cut off are no object: they are told as text."""
+    def encoded(self) -> tuple[str, dict[str, Any]]:
+        """Text and more. Truncated arguments are no object, so they are sent as text."""
         text = "".join(self.pieces) or "{}"
         try:
             arguments = orjson.loads(text)
@@ -132,7 +132,7 @@ class _Answer:
         self._times.asked_s = min(unix_s, self._times.started_s)
 
     def _added(self, event: Event) -> tuple[str, dict[str, Any]] | None:
-        """Text and more; ``None``: nothing that is told yet."""
+        """Text and more; ``None``: nothing to send yet."""
         match event:
             case Delta() | ReasoningDelta() | ToolCallStarted() | ToolCallDelta():
                 self._times.token_came()
@@ -143,14 +143,14 @@ class _Answer:
                 return "", {"thinking": text}
             case ToolCallStarted():
                 ended, self._call = self._call, _Call(event.name, event.call_id, event.call_index)
-                return None if ended is None else ended.told()
+                return None if ended is None else ended.encoded()
             case ToolCallDelta():
                 assert self._call is not None, "arguments came before their call"
                 self._call.pieces.append(event.arguments)
             case ChoiceFinished():
                 self._reason = finish_reason(event.reason)
                 ended, self._call = self._call, None
-                return None if ended is None else ended.told()
+                return None if ended is None else ended.encoded()
         return None
 
     def _end(self, usage: Usage) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> OllamaRequest:
 
 
 def chat_input(read: dict[str, Any], turns: list[ChatMessage], **more: Any) -> ChatInput:
-    """What a model thinks is always shown, unless it is told not to."""
+    """The chat of a body. Reasoning is always shown unless thinking is disabled."""
     think: bool | str | None = read.get("think")
     return ChatInput(
         messages=turns,

@@ -1,4 +1,4 @@
-"""What Ollama's chat and generate have in common: their options, formats and wishes. Pure.
+"""Fields that Ollama's chat and generate share: options, formats and thinking. Pure.
 
 Source: https://docs.ollama.com/api, the types of the ``ollama`` package.
 """
@@ -93,8 +93,8 @@ OPTION_FIELDS = table(
     neutral("tfs_z", _off(1), "1"),
     neutral("typical_p", _off(1), "1"),
     neutral("mirostat", _off(0), "0"),
-    neutral("mirostat_tau", number(0, 100), "Without mirostat it says nothing."),
-    neutral("mirostat_eta", number(0, 100), "Without mirostat it says nothing."),
+    neutral("mirostat_tau", number(0, 100), "Ignored: it only matters with mirostat."),
+    neutral("mirostat_eta", number(0, 100), "Ignored: it only matters with mirostat."),
     *(
         neutral(name, integer(-1, _MAX_COUNT), _HOW_IT_RUNS)
         for name in ("num_batch", "num_gpu", "main_gpu", "num_thread")
@@ -111,7 +111,7 @@ options = object_of(OPTION_FIELDS)
 
 
 def keep_alive(value: Any, path: str) -> None:
-    """A number of seconds, or a duration as ``5m``; negative: for ever."""
+    """A number of seconds, or a duration as ``5m``; negative: without a limit."""
     if isinstance(value, str) and not DURATION.fullmatch(value):
         number_text = re.fullmatch(r"-?\d{1,12}", value)
         if number_text is None:
@@ -156,7 +156,7 @@ SHARED_FIELDS: tuple[Field, ...] = (
     honoured("options", options, "See the table of options."),
     honoured("format", output_format, "json, or a JSON schema that the answer is held to."),
     honoured("stream", flag, "true, the default: a line of JSON for each piece."),
-    honoured("think", think, "true or an effort: it thinks; false: it does not. Told as thinking."),
+    honoured("think", think, "true or an effort: it thinks, in thinking; false: it does not."),
     honoured("logprobs", flag, "Log probabilities of the output tokens."),
     honoured("top_logprobs", integer(0, MAX_TOP_LOGPROBS), "0 to 20; only with logprobs."),
     KEEP_ALIVE,

@@ -86,8 +86,8 @@ def messages(value: Any, path: str) -> list[ChatMessage]:
 
 def seen(read: Mapping[str, Any], text_name: str) -> list[str | ImageRef]:
     """Parts of a turn: its images come before its text."""
-    said = read.get(text_name, "")
-    return parts_with_images([*read.get("images", []), *([said] if said else [])])
+    text = read.get(text_name, "")
+    return parts_with_images([*read.get("images", []), *([text] if text else [])])
 
 
 class _Reader:

@@ -1,4 +1,4 @@
-"""Ollama's lists of models: what is offered, what is loaded, and what one of them is. Pure.
+"""Ollama's lists of offered and of loaded models, and the details of one. Pure.
 
 Sources: https://docs.ollama.com/api/tags, /api/ps, /api-reference/show-model-details.
 """
@@ -31,7 +31,7 @@ API_VERSION = "0.13.0"
 SHOW_FIELDS = table(
     honoured("model", model_name, "A name of /api/tags."),
     honoured("name", model_name, "The older word for it."),
-    neutral("verbose", flag, "There is no more to tell."),
+    neutral("verbose", flag, "There are no more details."),
 )
 CAPABILITIES = {
     "chat": "completion",
@@ -44,7 +44,7 @@ CAPABILITIES = {
 
 
 FOREVER = "9999-12-31T23:59:59Z"
-"""Nothing says when a model will not be loaded any more."""
+"""A model's expiry: it is not unloaded at a set time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def version_body() -> bytes:
 
 
 def tags_body(models: Sequence[OfferedModel]) -> bytes:
-    """An alias is an entry of its own: clients offer what is listed."""
+    """An alias is an entry of its own: clients offer the listed names."""
     listed = [
         _entry(model, name) for model in models for name in (model.card.id, *model.card.aliases)
     ]

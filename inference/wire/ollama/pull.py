@@ -95,7 +95,7 @@ def progress_line(state: PullState) -> bytes:
         return _line({"status": "success"})
     if not state.bytes_total:
         return _line({"status": f"pulling to {state.where}"})
-    # Clients draw one bar for each digest. Nobody knows that of the files before they are here.
+    # Clients draw one bar for each digest. The files' digests are unknown until they are here.
     digest = f"sha256:{hashlib.sha256(state.id.encode()).hexdigest()}"
     return _line(
         {
@@ -107,5 +107,5 @@ def progress_line(state: PullState) -> bytes:
     )
 
 
-def _line(said: dict[str, object]) -> bytes:
-    return orjson.dumps(said) + b"\n"
+def _line(fields: dict[str, object]) -> bytes:
+    return orjson.dumps(fields) + b"\n"

@@ -24,19 +24,20 @@ from inference.wire.dialect import Encoder
 from inference.wire.openai.obfuscation import Obfuscated
 
 LEAST_LOGPROB = -9999.0
-"""What the API says for a token that is as good as impossible; JSON has no infinity."""
+"""The API's value for minus infinity, which JSON lacks."""
 
 DONE_FRAME = b"data: [DONE]\n\n"
 
 
 CHOICE_MARK = b',"choices":[{'
-"""In every chunk that tells something of a choice. No JSON string holds these bytes."""
+"""Bytes of every chunk with a choice. No JSON string contains them."""
 NO_USAGE_YET = b'],"usage":null}\n\n'
-"""How a chunk ends whose stream tells its usage in the end. No JSON string holds these bytes."""
+"""The end of a chunk whose stream reports usage in its last chunk. No JSON string contains these
+bytes."""
 
 
-class ToldUsage(StrEnum):
-    """Which chunks of a stream tell its usage."""
+class UsageReporting(StrEnum):
+    """Which chunks of a stream report usage."""
 
     NEVER = "never"
     LAST = "last"
@@ -58,24 +59,24 @@ def answer_head(answer_id: str, kind: str, created_unix_s: int, model: str) -> d
     }
 
 
-def told_system(head: dict[str, Any], event: Accepted) -> dict[str, Any]:
-    """The head once it is known what answers."""
+def head_of(head: dict[str, Any], event: Accepted) -> dict[str, Any]:
+    """``head`` with the fingerprint of the replica that answers."""
     return {**head, "system_fingerprint": event.fingerprint or None}
 
 
 class Chunks:
-    """The server-sent events of one answer. ``start`` and ``end`` are what stands before and after
-    the JSON of a chunk's one choice, for whoever writes that choice himself."""
+    """The server-sent events of one answer. ``start`` and ``end`` are the bytes before and after
+    the JSON of a chunk's one choice, for an encoder that writes the choice itself."""
 
-    def __init__(self, head: dict[str, Any], usage: ToldUsage) -> None:
+    def __init__(self, head: dict[str, Any], usage: UsageReporting) -> None:
         self._head = head
         self._usage = usage
         self.start = _start(head)
-        self.end = b"]}\n\n" if usage is ToldUsage.NEVER else NO_USAGE_YET
+        self.end = b"]}\n\n" if usage is UsageReporting.NEVER else NO_USAGE_YET
 
     def begin(self, event: Accepted) -> None:
-        """``start`` is another one from here on."""
-        self._head = told_system(self._head, event)
+        """Complete the head, and ``start`` with it."""
+        self._head = head_of(self._head, event)
         self.start = _start(self._head)
 
     def choice(
@@ -95,10 +96,10 @@ class Chunks:
 
     def last(self, event: Finished) -> bytes:
         """The usage chunk, where one is due, and the end of the stream."""
-        if self._usage is ToldUsage.NEVER:
+        if self._usage is UsageReporting.NEVER:
             return DONE_FRAME
-        told = orjson.dumps(told_usage_object(event, self._usage))
-        return self.start + b'],"usage":' + told + b"}\n\n" + DONE_FRAME
+        usage_json = orjson.dumps(full_usage_object(event, self._usage))
+        return self.start + b'],"usage":' + usage_json + b"}\n\n" + DONE_FRAME
 
 
 def _start(head: dict[str, Any]) -> bytes:
@@ -106,7 +107,7 @@ def _start(head: dict[str, Any]) -> bytes:
 
 
 class RunningUsage:
-    """A stream encoder whose chunks say how many tokens there were so far."""
+    """A stream encoder whose chunks carry the number of tokens so far."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
@@ -131,33 +132,33 @@ class RunningUsage:
         return b'],"usage":' + usage + b"}\n\n"
 
 
-def told_stream(encoder: Encoder, usage: ToldUsage, *, pads: bool) -> Encoder:
-    """As the client wants it."""
-    if usage is ToldUsage.RUNNING:
+def with_usage_and_padding(encoder: Encoder, usage: UsageReporting, *, pads: bool) -> Encoder:
+    """``encoder`` with the usage and padding that the client asked for."""
+    if usage is UsageReporting.RUNNING:
         encoder = RunningUsage(encoder)
     return Obfuscated(encoder, marks=CHOICE_MARK) if pads else encoder
 
 
 def body_parts(
-    head: dict[str, Any], choices: Iterable[dict[str, Any]], event: Finished, usage: ToldUsage
+    head: dict[str, Any], choices: Iterable[dict[str, Any]], event: Finished, usage: UsageReporting
 ) -> Iterator[bytes]:
     """A body, in pieces of one choice each."""
     yield orjson.dumps(head)[:-1] + b',"choices":['
     for index, choice in enumerate(choices):
         yield (b"," if index else b"") + orjson.dumps(choice)
-    yield b'],"usage":' + orjson.dumps(told_usage_object(event, usage)) + b"}"
+    yield b'],"usage":' + orjson.dumps(full_usage_object(event, usage)) + b"}"
 
 
-def told_usage_object(event: Finished, usage: ToldUsage) -> dict[str, Any]:
-    """With times where they were asked for and the engine has them."""
-    told = usage_object(event.usage)
-    if usage is ToldUsage.TIMED and event.timing is not None:
-        told["helexa_timing"] = {
+def full_usage_object(event: Finished, usage: UsageReporting) -> dict[str, Any]:
+    """The usage object, with times where the client asked and the engine has them."""
+    reported = usage_object(event.usage)
+    if usage is UsageReporting.TIMED and event.timing is not None:
+        reported["helexa_timing"] = {
             "prefill_ms": round(event.timing.prefill_ms, 3),
             "decode_ms": round(event.timing.decode_ms, 3),
             "prefill_tokens": event.timing.prefill_tokens,
         }
-    return told
+    return reported
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

@@ -46,9 +46,9 @@ BATCH_FIELDS = table(
     honoured(
         "completion_window",
         only("24h", reason="a batch has 24h"),
-        "24h: what has not run by then is told as expired.",
+        "24h: requests that have not run by then are reported as expired.",
     ),
-    honoured("metadata", json_object, "Told with the batch."),
+    honoured("metadata", json_object, "Returned with the batch."),
     refused("output_expires_after", "results stay until they are deleted"),
 )
 
@@ -180,12 +180,12 @@ def around_answer(custom_id: str, request_id: str) -> tuple[bytes, bytes]:
 
 
 def errored(custom_id: str, request_id: str, error: ApiError) -> bytes:
-    said = openai_errors.error_object(error)
-    return _line(custom_id, request_id, _response(error.status, request_id, said), None)
+    body = openai_errors.error_object(error)
+    return _line(custom_id, request_id, _response(error.status, request_id, body), None)
 
 
 def unrun(custom_id: str, request_id: str, why: Unrun) -> bytes:
-    """What was cancelled is not told."""
+    """The line of a request that did not run; empty for a cancelled one."""
     if why == "cancelled":
         return b""
     message = "This request could not be executed before the completion window expired."

@@ -126,8 +126,8 @@ class EmbeddingsBodyEncoder:
         return b"".join(self.parts(event))
 
     def parts(self, event: Event) -> Iterator[bytes]:
-        """Pieces of one vector each: all of them together may take a third of a second, which
-        nobody need wait for at one go."""
+        """Pieces of one vector each. Encoding all of them may take a third of a second, so the
+        event loop runs between pieces."""
         if not isinstance(event, EmbeddedPart | Embedded):
             return
         for vector in event.vectors:

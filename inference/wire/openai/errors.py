@@ -1,4 +1,4 @@
-"""How OpenAI's dialects say that something went wrong. Pure."""
+"""Errors of OpenAI's dialects. Pure."""
 
 from __future__ import annotations
 

@@ -49,5 +49,5 @@ NEUTRAL_FIELDS: tuple[Field, ...] = (
     refused("allowed_token_ids", "use structured_outputs, or logit_bias"),
     refused("cache_salt", "prefixes are shared within an account only"),
     refused("kv_transfer_params", "keys and values are not handed in"),
-    refused("mm_processor_kwargs", "images are read as the model's own files say"),
+    refused("mm_processor_kwargs", "images are read as the model's own files declare"),
 )

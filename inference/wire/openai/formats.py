@@ -125,7 +125,7 @@ STRUCTURED_FIELDS = table(
     neutral("disable_fallback", flag, "There is nothing to fall back to."),
     neutral("backend", text(64), "There is one."),
     neutral("disable_any_whitespace", only(False, reason=_ONE_WAY), "false"),
-    neutral("disable_additional_properties", only(False, reason="say so in the schema"), "false"),
+    neutral("disable_additional_properties", only(False, reason="set it in the schema"), "false"),
     refused("whitespace_pattern", _ONE_WAY),
     refused("structural_tag", "use tools"),
 )
@@ -172,15 +172,15 @@ def _the_only(demands: dict[str, OutputFormat | None]) -> OutputFormat | None:
     if len(made) > 1:
         first, second, *_ = made
         raise InvalidRequestError(
-            f"'{first}' and '{second}' both say what the answer must be; give one of them.",
+            f"'{first}' and '{second}' both define the answer's format; give one of them.",
             param=second,
         )
     return next(iter(made.values()), None)
 
 
 def check_with_tools(output_format: OutputFormat | None, may_call: bool) -> None:
-    """A call is told from a JSON answer by its beginning; from other texts it cannot be. Raises
-    ``InvalidRequestError``."""
+    """A call differs from a JSON answer at its beginning; from other formats it cannot be
+    distinguished. Raises ``InvalidRequestError``."""
     if output_format is not None and may_call and not output_format.is_json:
         raise InvalidRequestError(
             f"'{output_format.path}' is only allowed without tools, or with 'tool_choice' none.",

@@ -1,4 +1,4 @@
-"""Chunks of one size: who watches an encrypted stream cannot tell tokens by their length.
+"""Pads chunks to one size, so that the lengths in an encrypted stream do not reveal tokens.
 
     data: {…,"obfuscation":"x3k…"}      padded to the next multiple of BLOCK_BYTES
 

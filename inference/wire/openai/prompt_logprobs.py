@@ -18,13 +18,13 @@ class PromptLogprobs:
     """Put together as the events come, already as JSON: there are many of them."""
 
     def __init__(self, num_prompts: int) -> None:
-        self._told: list[list[bytes]] = [[b"null"] for _ in range(num_prompts)]
+        self._positions: list[list[bytes]] = [[b"null"] for _ in range(num_prompts)]
 
     def add(self, event: PromptScored) -> None:
-        self._told[event.prompt_index] += map(_position, event.tokens)
+        self._positions[event.prompt_index] += map(_position, event.tokens)
 
     def of_prompt(self, prompt_index: int) -> orjson.Fragment:
-        return orjson.Fragment(b"[" + b",".join(self._told[prompt_index]) + b"]")
+        return orjson.Fragment(b"[" + b",".join(self._positions[prompt_index]) + b"]")
 
 
 def _position(tokens: list[RankedToken]) -> bytes:

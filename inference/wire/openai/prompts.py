@@ -12,8 +12,8 @@ _each_token_id = array(integer(0, MAX_TOKEN_ID), min_items=1)
 
 
 def prompts(max_prompts: int) -> Check:
-    """A string, an array of token ids, or an array of strings or of such arrays: its first item
-    says which. None may be empty."""
+    """A string, an array of token ids, or an array of strings or of such arrays: the first item
+    decides which. None may be empty."""
     texts = array(_text, max_prompts, min_items=1)
     lists_of_token_ids = array(token_ids, max_prompts)
 

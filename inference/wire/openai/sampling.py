@@ -24,7 +24,7 @@ from inference.wire.common.fields import (
 )
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import InvalidRequestError
-from inference.wire.openai.answers import ToldUsage
+from inference.wire.openai.answers import UsageReporting
 
 TIMING_HEADER = "x-helexa-timing"
 TRUE_WORDS = frozenset({"true", "1", "yes"})
@@ -130,7 +130,7 @@ SHARED_FIELDS: tuple[Field, ...] = (
         integer(0, MAX_TOKENS),
         "Extension; stops are ignored until then; an answer that is complete by its grammar ends.",
     ),
-    honoured("ignore_eos", flag, "Extension; go on after the model's end token."),
+    honoured("ignore_eos", flag, "Extension; continue after the model's end token."),
     honoured(
         "stop_token_ids", array(token_id, MAX_STOP_TOKEN_IDS), "Extension; tokens that end it."
     ),
@@ -177,7 +177,7 @@ def sampling_options(
         )
     if "prompt_logprobs" in read and read.get("stream", False):
         raise InvalidRequestError(
-            "'prompt_logprobs' is only told in a whole answer: leave 'stream' out.",
+            "'prompt_logprobs' is only returned in a whole answer: leave 'stream' out.",
             param="prompt_logprobs",
         )
     given = {name: read[name] for name in SAMPLING_NAMES if name in read}
@@ -200,14 +200,14 @@ def flag_header(context: RequestContext, name: str) -> bool:
     return word in TRUE_WORDS
 
 
-def told_usage(read: dict[str, Any], context: RequestContext) -> ToldUsage:
+def usage_reporting(read: dict[str, Any], context: RequestContext) -> UsageReporting:
     """Stream options without a stream are refused."""
     options = read.get("stream_options", {})
     if "stream_options" in read and not read.get("stream", False):
         raise InvalidRequestError(
             "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
         )
-    tells_timing = flag_header(context, TIMING_HEADER)
+    reports_timing = flag_header(context, TIMING_HEADER)
     includes_usage = context.always_include_usage or options.get("include_usage", False)
     if options.get("continuous_usage_stats", False):
         if not includes_usage:
@@ -215,12 +215,12 @@ def told_usage(read: dict[str, Any], context: RequestContext) -> ToldUsage:
                 "'continuous_usage_stats' is only allowed when 'include_usage' is true.",
                 param="stream_options.continuous_usage_stats",
             )
-        if tells_timing:
+        if reports_timing:
             raise InvalidRequestError(
                 f"The header '{TIMING_HEADER}' goes with the usage of the last chunk alone.",
                 param="stream_options.continuous_usage_stats",
             )
-        return ToldUsage.RUNNING
-    if tells_timing:
-        return ToldUsage.TIMED
-    return ToldUsage.LAST if includes_usage else ToldUsage.NEVER
+        return UsageReporting.RUNNING
+    if reports_timing:
+        return UsageReporting.TIMED
+    return UsageReporting.LAST if includes_usage else UsageReporting.NEVER

@@ -3,9 +3,9 @@ out.
 
     parse(body) ─▶ RerankRequest(score, …)      RerankBodyEncoder.encode(event) ─▶ b"" … one body
 
-/v1/rerank and /rerank tell the documents' text unless they are asked not to, as Jina and vLLM do;
-/v2/rerank does not unless it is asked, as Cohere does. Sources: https://docs.cohere.com/reference/rerank,
-https://jina.ai/reranker, vLLM's online serving. Pure.
+/v1/rerank and /rerank return the documents' text unless they are asked not to, as Jina and vLLM do;
+/v2/rerank does not unless it is asked, as Cohere does. Sources:
+https://docs.cohere.com/reference/rerank, https://jina.ai/reranker, vLLM's online serving. Pure.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ FIELDS = table(
         "documents",
         _documents,
         "Up to 10,000 texts, or objects with `text`; none may be empty. One that does not fit into "
-        "the model beside the query is refused, never cut, unless max_tokens_per_doc says so.",
+        "the model beside the query is refused, never cut, unless max_tokens_per_doc is set.",
     ),
-    honoured("top_n", integer(1, MAX_DOCUMENTS), "Only the best so many are told."),
-    honoured("return_documents", flag, "Whether the documents' texts are told as well."),
+    honoured("top_n", integer(1, MAX_DOCUMENTS), "Only the best so many are returned."),
+    honoured("return_documents", flag, "Whether the documents' texts are returned as well."),
     honoured(
         "max_tokens_per_doc", integer(1, 2**20), "What a document has beyond that is left out."
     ),
@@ -85,7 +85,7 @@ FIELDS = table(
     refused("rank_fields", "write into each document what is to be compared"),
     refused("truncate_prompt_tokens", "nothing is cut: use max_tokens_per_doc"),
     neutral("truncation", only(False, reason="nothing is cut"), "Nothing is cut."),
-    neutral("return_embeddings", only(False, reason="only scores are told"), "There are none."),
+    neutral("return_embeddings", only(False, reason="only scores are returned"), "There are none."),
     neutral("priority", only(0, reason="who pays decides"), "Turns are by account."),
     neutral("user", text(512), "A label; kept nowhere."),
 )
@@ -122,9 +122,9 @@ def parse(body: bytes, _context: RequestContext = NO_CONTEXT, *, version: int = 
     )
 
 
-def scores_of(told: Embedded) -> list[float]:
+def scores_of(embedded: Embedded) -> list[float]:
     """As float32 has them, with the fewest digits."""
-    return [float(str(np.frombuffer(vector, dtype="<f4")[0])) for vector in told.vectors]
+    return [float(str(np.frombuffer(vector, dtype="<f4")[0])) for vector in embedded.vectors]
 
 
 class RerankBodyEncoder:

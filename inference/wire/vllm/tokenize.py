@@ -75,23 +75,23 @@ def settings_request(model: str) -> TokenizeRequest:
     return TokenizeRequest(model=model, input=TextInput(texts=[""]), shows_settings=True)
 
 
-def settings_body(told: Tokenized) -> bytes:
-    return orjson.dumps(told.settings or {})
+def settings_body(tokenized: Tokenized) -> bytes:
+    return orjson.dumps(tokenized.settings or {})
 
 
-def body(told: Tokenized) -> bytes:
+def body(tokenized: Tokenized) -> bytes:
     return orjson.dumps(
         {
-            "count": len(told.token_ids),
-            "max_model_len": told.context_tokens,
-            "tokens": told.token_ids,
-            "token_strs": told.texts,
+            "count": len(tokenized.token_ids),
+            "max_model_len": tokenized.context_tokens,
+            "tokens": tokenized.token_ids,
+            "token_strs": tokenized.texts,
         }
     )
 
 
-def body_back(told: Tokenized) -> bytes:
-    return orjson.dumps({"prompt": told.text})
+def body_back(tokenized: Tokenized) -> bytes:
+    return orjson.dumps({"prompt": tokenized.text})
 
 
 def _chat(read: dict[str, Any]) -> ChatInput:

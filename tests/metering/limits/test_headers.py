@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metering.limits.headers import anthropic_headers, duration, openai_headers
-from metering.limits.state import NO_LIMITS, Allowance, LimitState
+from metering.limits.state import NO_LIMITS, LimitState, LimitStatus
 
 STATE = LimitState(
     now_ms=1_795_345_071_250,
-    requests=Allowance(limit=60, remaining=59, reset_ms=1000),
-    tokens=Allowance(limit=150_000, remaining=149_984, reset_ms=360_000),
+    requests=LimitStatus(limit=60, remaining=59, reset_ms=1000),
+    tokens=LimitStatus(limit=150_000, remaining=149_984, reset_ms=360_000),
 )
 DURATION = re.compile(
     r"(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m(?!s))?(?:(?P<s>\d+(?:\.\d+)?)s)?(?:(?P<ms>\d+)ms)?"

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 
 from metering.errors import RateLimitedError
 from metering.limits.rate_limiter import LEASE_S, RateLimiter
-from metering.limits.state import Allowance, LimitState
+from metering.limits.state import LimitState, LimitStatus
 from metering.principal import Principal, RateLimits
 from tests.metering.limits_support import (
     CLOCKED_SCRIPT,
@@ -176,7 +176,7 @@ class LimitsMachine(RuleBasedStateMachine):
         least = [self.left(account, slack=SLOT_MS) for account in self.accounts]
         assert min(least) <= state.tokens.remaining <= min(most)
         exact = [
-            Allowance(
+            LimitStatus(
                 limit=limit,
                 remaining=limit - -(-account.requests_debt(self.now_ms) // PARTS),
                 reset_ms=-(-account.requests_debt(self.now_ms) // limit),

@@ -15,7 +15,7 @@ from metering.limits.rules import (
     refuse_impossible,
     subjects_of,
 )
-from metering.limits.state import Allowance, LimitKind
+from metering.limits.state import LimitKind, LimitStatus
 from metering.principal import Principal, RateLimits, anonymous_principal
 
 KEY = Subject(SubjectKind.KEY, "hx-abc", RateLimits(requests_per_minute=60, tokens_per_minute=1000))
@@ -36,16 +36,16 @@ def test_subjects_are_those_with_limits() -> None:
 def test_the_tighter_of_key_and_account_is_told() -> None:
     counts = [Counts(3 * PARTS, 700 * PARTS, 0), Counts(0, 100 * PARTS, 1)]
     state = limit_state([KEY, ACCOUNT], counts, now_ms=5)
-    assert state.requests == Allowance(limit=60, remaining=57, reset_ms=3000)
-    assert state.tokens == Allowance(limit=1000, remaining=300, reset_ms=42_000)
+    assert state.requests == LimitStatus(limit=60, remaining=57, reset_ms=3000)
+    assert state.tokens == LimitStatus(limit=1000, remaining=300, reset_ms=42_000)
     counts = [Counts(0, 200 * PARTS, 0), Counts(0, 500 * PARTS + 1, 1)]
     state = limit_state([KEY, ACCOUNT], counts, now_ms=5)
-    assert state.tokens == Allowance(limit=600, remaining=99, reset_ms=50_001)
+    assert state.tokens == LimitStatus(limit=600, remaining=99, reset_ms=50_001)
 
 
 def test_more_than_the_limit_is_owed_after_a_request_used_more_than_its_bound() -> None:
     state = limit_state([KEY], [Counts(0, 1500 * PARTS, 0)], now_ms=5)
-    assert state.tokens == Allowance(limit=1000, remaining=0, reset_ms=90_000)
+    assert state.tokens == LimitStatus(limit=1000, remaining=0, reset_ms=90_000)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""A request's answer on its way up: token ids of engine steps become text events.
+"""Converts the token ids of engine steps to a request's text events.
 
     SequenceStep ─▶ Choice: ChoiceText ─▶ Delta | ReasoningDelta | ToolCall… ─▶ ChoiceFinished
     every choice finished ─▶ Answer: Finished, with the sum of what they used
     a choice that the engine cut off ─▶ counted, and the request cannot finish any more
 
-Owned by whoever applies engine outputs, one step at a time. Knows no Redis and no process.
+Owned by the thread that applies engine outputs, one step at a time. Knows no Redis and no process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Choice:
         log: ChoiceDetails | None = None,
     ) -> None:
         """``is_empty``: only the prompt is computed; the one token that the engine has to sample is
-        not told. ``at_limit``: why the answer ends when it has reached its last allowed token."""
+        not reported. ``at_limit``: why the answer ends when it has reached its last allowed
+        token."""
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.num_accepted_drafts = 0
@@ -60,7 +61,7 @@ class Choice:
         self.timing: SequenceTiming | None = None
         """``None`` until the engine has brought it to its end."""
         self._num_prompt_tokens = 0
-        """What the engine said of a choice that it cut off before that."""
+        """The engine's usage of a choice that it cut off before that."""
         self._text = text
         self._unsettled: deque[TokenLogprob | None] = deque()
         """Log probabilities of tokens that may or may not turn out to be answer."""
@@ -141,27 +142,28 @@ class Choice:
         return pieces, logprobs
 
     def _settle(self, kinds: Sequence[TokenKind]) -> list[TextLogprob]:
-        """What the next unsettled tokens are: the log probabilities of those that are answer."""
-        told = []
+        """Assign kinds to the next unsettled tokens. Returns the log probabilities of the answer's
+        tokens."""
+        settled = []
         for kind in kinds:
             entry = self._unsettled.popleft()
             self._events.count_token(is_answer=kind is TokenKind.ANSWER)
             if entry is not None and kind is TokenKind.ANSWER:
-                told.append(text_logprob(entry, self._text.tokenizer))
-        return told
+                settled.append(text_logprob(entry, self._text.tokenizer))
+        return settled
 
     def _scored(self, prompt_logprobs: Sequence[TokenLogprob]) -> list[Event]:
         if self._echo is not None:
             self._echo.keep(prompt_logprobs, self._text.tokenizer)
         if self._scores is None:
             return []
-        return [self._scores.told(prompt_logprobs, self._text.tokenizer)]
+        return [self._scores.event(prompt_logprobs, self._text.tokenizer)]
 
     def _end_at_once(self) -> list[Event]:
         self.has_finished = True
         echo = self._echo
-        told = [] if echo is None else self._events.of([TextPart(echo.text)], echo.logprobs)
-        return [*told, self._events.finished("length", None, 0)]
+        echoed = [] if echo is None else self._events.of([TextPart(echo.text)], echo.logprobs)
+        return [*echoed, self._events.finished("length", None, 0)]
 
     def _end_reason(self, step: SequenceStep) -> FinishReason | None:
         if self._text.stop is not None:

@@ -1,4 +1,4 @@
-"""What one choice's text is told as: pieces of a step become events, neighbours joined.
+"""Converts one choice's text pieces to events and merges neighbours.
 
 Owns which tokens a delta counts and what tool calls are called. Knows no token, no engine.
 """
@@ -40,7 +40,7 @@ class ChoiceEvents:
         self._num_thought_tokens = 0
         """Gained since the last delta of their kind: their text is held back or empty. Markers of a
         thinking block count as thought here."""
-        self._num_told_tokens = 0
+        self._num_reported_tokens = 0
 
     def count_token(self, *, is_answer: bool) -> None:
         if is_answer:
@@ -52,9 +52,9 @@ class ChoiceEvents:
         """``logprobs`` go with the step's first text, or alone where it has none."""
         events: list[Event] = []
         for piece in merged(pieces):
-            told = logprobs if isinstance(piece, TextPart) else []
-            events.append(self._event(piece, told))
-            if told:
+            reported = logprobs if isinstance(piece, TextPart) else []
+            events.append(self._event(piece, reported))
+            if reported:
                 logprobs = []
         if logprobs:
             events.append(self._delta("", logprobs))
@@ -68,13 +68,13 @@ class ChoiceEvents:
     def finished(
         self, reason: FinishReason, stop: str | None, num_output_tokens: int
     ) -> ChoiceFinished:
-        """``num_output_tokens`` are the choice's; those that no delta told are told now."""
+        """``num_output_tokens`` are the choice's; this event counts those that no delta counted."""
         return ChoiceFinished(
             request_id=self._request_id,
             index=self._index,
             reason=reason,
             stop_sequence=stop,
-            num_tokens=num_output_tokens - self._num_told_tokens,
+            num_tokens=num_output_tokens - self._num_reported_tokens,
         )
 
     def _event(self, piece: Piece, logprobs: list[TextLogprob]) -> Event:
@@ -127,10 +127,10 @@ class ChoiceEvents:
 
     def _take_answer_tokens(self) -> int:
         num_tokens, self._num_answer_tokens = self._num_answer_tokens, 0
-        self._num_told_tokens += num_tokens
+        self._num_reported_tokens += num_tokens
         return num_tokens
 
     def _take_thought_tokens(self) -> int:
         num_tokens, self._num_thought_tokens = self._num_thought_tokens, 0
-        self._num_told_tokens += num_tokens
+        self._num_reported_tokens += num_tokens
         return num_tokens

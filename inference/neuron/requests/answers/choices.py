@@ -22,7 +22,7 @@ def build_answer(
     text: ModelText,
     details: RequestDetails | None = None,
 ) -> Answer:
-    """``details``: where it is logged what is read out of the answer. Raises
+    """``details``: logs the parsed parts of the answer. Raises
     ``RequestRefusedError`` for an empty stop string."""
     if not all(request.stop):
         raise RequestRefusedError(
@@ -52,7 +52,7 @@ def build_answer(
 
 
 def _scores(request_id: str, index: int, request: GenerationRequest) -> PromptScores | None:
-    """The first choice of each prompt tells them."""
+    """The first choice of each prompt reports its prompt's scores."""
     num_top = request.sampling.prompt_logprobs
     if num_top is None or index % request.n:
         return None

@@ -24,7 +24,7 @@ class Echo:
     logprobs: list[TextLogprob] = field(default_factory=list)
     """The log probabilities of the prompt's tokens; all but the first's come from the engine."""
     num_top: int | None = None
-    """How many of the most likely stand beside each; ``None``: no logprobs are told."""
+    """How many of the most likely stand beside each; ``None``: no logprobs are reported."""
 
     def keep(self, prompt_logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> None:
         """Keeps what comes before the answer begins."""

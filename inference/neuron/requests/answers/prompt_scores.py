@@ -16,8 +16,8 @@ MAX_SCORES = 2**18
 
 
 def num_scored(request: GenerationRequest) -> int | None:
-    """How many of the most likely are wanted of each prompt token: what its echo tells of them, or
-    ``prompt_logprobs``, whichever is more."""
+    """How many of the most likely tokens to report for each prompt token: the maximum of its echo's
+    and ``prompt_logprobs``."""
     asked = [request.sampling.prompt_logprobs]
     if request.echo:
         asked.append(request.sampling.top_logprobs)
@@ -40,13 +40,13 @@ def check_scores(request: GenerationRequest, num_prompt_tokens: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Tells those of one prompt, as the engine computes them."""
+    """Reports the log probabilities of one prompt's tokens, as the engine computes them."""
 
     request_id: str
     prompt_index: int
     num_top: int
 
-    def told(self, logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> PromptScored:
+    def event(self, logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> PromptScored:
         return PromptScored(
             request_id=self.request_id,
             prompt_index=self.prompt_index,

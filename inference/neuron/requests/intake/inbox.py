@@ -1,9 +1,9 @@
-"""Takes everything out of this neuron's inbox, in the order in which gateways put it there.
+"""Drains this neuron's inbox, in the order in which gateways filled it.
 
     XRANGE ─▶ handle ─▶ XDEL ─▶ XRANGE … until it is empty
 
-Reading takes nothing away, so a frame whose reader dies or gets no answer is read again; what was
-handled is deleted by its id, which may happen late or twice. A frame may come twice, from here or
+Reading deletes nothing, so a frame whose reader dies or gets no answer is read again; a handled
+frame is deleted by its id, which may happen late or twice. A frame may come twice, from here or
 from its gateway, and is handled once. A large one takes several entries.
 """
 
@@ -102,7 +102,7 @@ class Inbox:
                 return
             frame = decode_inbox_frame(data)
         except ValueError as error:  # msgspec's errors are
-            # Nobody to answer: the request id is inside what cannot be read.
+            # It cannot be answered: the request id is inside the unreadable frame.
             num_bytes = sum(map(len, fields.values()))
             log.error("an inbox entry of %d bytes is not understood: %s", num_bytes, error)
             return

@@ -1,5 +1,5 @@
-"""Where submitted requests wait to be rendered and tokenized: bounded, in lanes by size, and in
-turns by account.
+"""The queue of requests to be rendered and tokenized: bounded, in lanes by size, round-robin by
+account.
 
     put ─▶ bounds ─┬─▶ up to 16 KiB ─▶ 2 threads ─┐
                    ├─▶ up to 128 KiB              │
@@ -7,15 +7,15 @@ turns by account.
                    ├─▶ longer        ─▶ 1 thread  │
                    └─▶ embeddings    ─▶ 1 thread ─┘
 
-What a request costs here grows with its size, so each waits only for requests that cost about what
-it costs itself: a long one never holds up a short one. The threads share the interpreter; the long
-work, tokenizing, runs outside it. A thread that waits long for a worker (``inference.sandbox``) is
-parked and another takes its place, so that a template or schema that hangs holds up requests of its
-own model and account alone.
+A request's cost here grows with its size, so each waits only for requests of about the same cost: a
+long one never delays a short one. The threads share the interpreter; the long work, tokenizing,
+runs outside it. A thread that waits long for a worker (``inference.sandbox``) is parked and another
+takes its place, so that a template or schema that hangs holds up requests of its own model and
+account alone.
 
 Putting returns at once, so a long prompt delays neither cancels nor heartbeats. Tokens of other
-requests go up on their replicas' own threads. A thread that does not come back from a request is
-relieved by another one, and the heartbeat says so.
+requests go up on their replicas' own threads. A thread that hangs in a request is replaced by
+another one, and the heartbeat reports it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ MAX_RELIEVED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeLimits:
-    """Bounds of what waits, and of what is being prepared. One account may have half of each."""
+    """Limits of waiting requests, and of requests in preparation. One account may have half of
+    each."""
 
     max_requests: int = 2048
     max_bytes: int = 256 * KIB * KIB
@@ -101,7 +102,7 @@ class Intake:
             lane.start()
 
     def stop(self) -> None:
-        """Ends after what is waiting. Returns at once."""
+        """End the threads once the queue is empty. Returns at once."""
         for lane in (*self._lanes, self._embeddings):
             lane.stop()
 

@@ -1,9 +1,9 @@
-"""One lane of the intake: requests that cost about the same, taken in turns by account, and the
+"""One lane of the intake: requests that cost about the same, round-robin by account, and the
 threads that prepare them.
 
     queue ─▶ working ⇄ parked: waits long for a worker, and has lent its place to another thread
       ▲▼
-     held: its account or model has enough parked; back in the queue when one of these goes on
+     held: its account or model has enough parked; back in the queue when one of these resumes
 """
 
 from __future__ import annotations

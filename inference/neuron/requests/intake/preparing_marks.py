@@ -1,12 +1,12 @@
-"""Marks in Redis which requests this neuron is preparing, so that its death says which ended it.
+"""Marks in Redis the requests that this neuron is preparing, so that its death has a suspect.
 
     begin ─▶ HSET, PEXPIRE ─┐
-    end   ─▶ HDEL           ├─▶ a connection whose replies nobody waits for
+    end   ─▶ HDEL           ├─▶ a connection without waiting for replies
     keep  (each heartbeat) ─┘   reads the replies, connects again
 
 A mark is written to the socket before the work begins and costs no round trip: the kernel delivers
-what was written even where the process dies in the next instruction. Marks are best effort: while
-Redis is away there are none.
+it even if the process dies in the next instruction. Marks are best effort: while Redis is away
+there are none.
 """
 
 from __future__ import annotations

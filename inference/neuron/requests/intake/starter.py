@@ -26,12 +26,12 @@ from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.requests.answers.choices import build_answer
 from inference.neuron.requests.answers.embedding_answers import EmbeddingAnswer, Pairing
 from inference.neuron.requests.live_request import AddressedEvent, Answer, sequence_id
-from inference.neuron.requests.prompts.allowance import Allowance
 from inference.neuron.requests.prompts.embedding_prompts import prepare_embedding, prepare_scoring
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.requests.prompts.prompt_images import sequence_images
 from inference.neuron.requests.prompts.prompts import Prepared, count_tokens, prepare
 from inference.neuron.requests.prompts.sampling_params import used_sampling
+from inference.neuron.requests.prompts.token_budget import TokenBudget
 from inference.neuron.requests.prompts.tokenizing import tokenized
 from inference.neuron.requests.request_details import details_of
 from inference.neuron.requests.request_table import RequestTable
@@ -84,8 +84,8 @@ class Starter:
         self._publish(self._table.fail(submit.request_id, failure))
 
     def start(self, submit: Submit, parked: Parked = nullcontext) -> None:
-        """Whatever goes wrong is told to the client. ``parked``: what is entered while the thread
-        waits long for a worker."""
+        """Start a request; the client receives any failure. ``parked``: a context that is entered
+        while the thread waits long for a worker."""
         try:
             self._start(submit, parked)
         except RequestRefusedError as refusal:
@@ -114,8 +114,8 @@ class Starter:
                 )
                 self._publish(self._table.end(submit.request_id, counted))
             case TokenizeRequest() as request:
-                told = tokenized(submit.request_id, request, text)
-                self._publish(self._table.end(submit.request_id, told))
+                event = tokenized(submit.request_id, request, text)
+                self._publish(self._table.end(submit.request_id, event))
             case EmbeddingRequest() as request:
                 inputs = prepare_embedding(request, text)
                 self._start_embedding(submit, request.dimensions, inputs, engine)
@@ -138,7 +138,7 @@ class Starter:
         self, submit: Submit, request: GenerationRequest, engine: EngineProcess, text: ModelText
     ) -> None:
         request_id = submit.request_id
-        prepared = prepare(request, text, Allowance.of(submit))
+        prepared = prepare(request, text, TokenBudget.of(submit))
         details = details_of(submit, self._bodies)
         if details is not None:
             details.prompts(prepared, text.tokenizer, _tool_format(request, text))
@@ -167,7 +167,7 @@ class Starter:
         pairing: Pairing | None = None,
     ) -> None:
         num_tokens = sum(map(len, inputs))
-        Allowance.of(submit).check_prompt(num_tokens)
+        TokenBudget.of(submit).check_prompt(num_tokens)
         answer = EmbeddingAnswer(submit.request_id, num_prompt_tokens=num_tokens, pairing=pairing)
         command = EmbedSequences(
             sequence_id=sequence_id(submit.request_id, 0),
@@ -238,7 +238,7 @@ def _commands(
                 account=submit.account,
                 weight=submit.weight,
                 is_anonymous=submit.is_anonymous or submit.yields,
-                # Nobody's account is called that: it is what the anonymous share.
+                # No account has this name: all anonymous callers share it.
                 cache_salt="" if submit.is_anonymous else submit.account,
                 adapter=submit.adapter,
                 images=images,
@@ -250,7 +250,7 @@ def _further_params(
     request: GenerationRequest, params: SamplingParams, number: int
 ) -> SamplingParams:
     """The parameters of a further choice to the same prompt: it has a seed of its own where there
-    is one, and the prompt is scored again only where each choice tells it."""
+    is one, and the prompt is scored again only where each choice reports it."""
     if params.seed is not None:
         params = msgspec.structs.replace(params, seed=params.seed + number)
     if request.echo and request.sampling.top_logprobs is not None:

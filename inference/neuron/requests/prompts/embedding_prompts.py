@@ -65,7 +65,8 @@ def _token_ids(given: TextInput | TokensInput, text: ModelText) -> list[list[int
 
 
 def _encoded(one: str | tuple[str, str], index: int, text: ModelText) -> list[int]:
-    """Refused by its size alone where that tells that it is too long."""
+    """The token ids of an input. One that is too long by its size alone is refused before
+    tokenizing."""
     limit = text.report.context_tokens
     parts = [one] if isinstance(one, str) else one
     if (least_tokens := sum(map(text.tokenizer.least_tokens, parts))) > limit:
@@ -106,8 +107,8 @@ def _too_long(index: int, num_tokens: int, limit: int, words: str = "") -> Reque
 
 
 def _check_dimensions(asked: int | None, report: LoadReport) -> None:
-    """Leading dimensions are of use alone only in models that were trained so, and those that say
-    so of themselves are the ones that may be asked; nothing can tell by looking at vectors."""
+    """Leading dimensions are useful alone only in models that were trained for it. The vectors do
+    not show that, so only models that declare it accept ``dimensions``."""
     own = report.embedding_dimensions
     if asked is None or asked == own:
         return

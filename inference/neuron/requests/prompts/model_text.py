@@ -1,4 +1,4 @@
-"""The text side of one loaded model: its tokenizer and template, and what they say it can do."""
+"""The text side of one loaded model: its tokenizer and template, and the capabilities they show."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class ModelText:
     tokenizer: Tokenizer
     templates: TemplateSources
     jobs: TextJobs
-    """What is done with its templates and with grammars, in workers."""
+    """Runs its templates and grammars in sandbox workers."""
     report: LoadReport
     markers: ReasoningMarkers | None = None
     """The markers of its thinking block; ``None``: it does not think, or between phrases."""
     phrases: PhraseMarkers | None = None
-    """What its thinking stands between where no single tokens say so."""
+    """The phrases around its reasoning, for a model without single marker tokens."""
     tool_format: ToolFormat | None = None
     """How it writes tool calls; ``None``: its template takes no tools, or in no known way."""
     max_output_tokens: int | None = None
@@ -89,7 +89,7 @@ class ModelText:
 
     @property
     def capabilities(self) -> list[Capability]:
-        """What the model can do, as its files say."""
+        """The model's capabilities, read from its files."""
         if self.report.kind == "embedding":
             return ["embeddings"]
         if self.report.kind == "reranker":

@@ -1,8 +1,8 @@
-"""How long an answer may be: what the client asked, the operator's bound, what the context leaves.
+"""The limit of an answer's length: the client's, the operator's, or the rest of the context.
 
-The rules of OpenAI and vLLM: what does not fit is refused with both numbers, not cut. A dialect
-whose clients must name a number, and name a large one (``ends_at_context``), is told at the end
-instead: the answer says that it ended at the operator's bound or with the context.
+The rules are OpenAI's and vLLM's: a request that does not fit is refused with both numbers, not
+truncated. In dialects whose clients must send a number, and send a large one (``ends_at_context``),
+it runs, and the answer reports that it ended at the operator's limit or with the context.
 """
 
 from __future__ import annotations

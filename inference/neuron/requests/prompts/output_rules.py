@@ -1,10 +1,10 @@
-"""What a request demands of its answer, as the grammar that the engine is told.
+"""The grammar that a request demands of its answer.
 
     tools auto            free text, unless strict tools or single calls ask for a grammar
     tools required        calls                        response format            JSON
     tools auto + format   calls | JSON                 tools required + format    calls
 
-Schemas are checked here, before the engine hears of them.
+Schemas are checked here, before they reach the engine.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _path_of(
 
 
 def _thinking(chat: ChatInput, text: ModelText, starts_thinking: bool) -> Thinking:
-    """A model that was told not to think is held to it, unless its template opens the block or it
-    cannot be told."""
+    """A model with thinking disabled is held to it, unless its template opens the block or has no
+    switch."""
     if starts_thinking:
         return Thinking.OPENED
     if text.markers is not None and text.markers.channels is not None:

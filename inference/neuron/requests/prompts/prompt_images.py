@@ -169,5 +169,5 @@ class RedisImageReader:
                 return values
 
     def stop(self) -> None:
-        """Nobody waits for Redis any more."""
+        """Stop waiting for Redis."""
         self._stopped.set()

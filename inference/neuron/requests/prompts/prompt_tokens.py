@@ -85,7 +85,8 @@ def chat_prompt(chat: ChatInput, text: ModelText, max_tokens: int | None) -> str
 def _encoded(
     one: str, given: ChatInput | TextInput, text: ModelText, max_tokens: int | None
 ) -> list[int]:
-    """Refused by its size alone where that tells that it cannot fit."""
+    """The prompt's token ids. One that cannot fit by its size alone is refused before
+    tokenizing."""
     tokenizer = text.tokenizer
     least_tokens = tokenizer.least_tokens(one)
     if max_tokens is not None and least_tokens > max_tokens:

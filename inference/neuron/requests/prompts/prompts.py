@@ -16,7 +16,6 @@ from inference.neuron.errors import (
     RequestRefusedError,
 )
 from inference.neuron.requests.answers.prompt_scores import check_scores, num_scored
-from inference.neuron.requests.prompts.allowance import UNBOUNDED, Allowance
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.requests.prompts.output_limits import AnswerLimit, answer_limit
 from inference.neuron.requests.prompts.output_rules import request_grammar
@@ -25,6 +24,7 @@ from inference.neuron.requests.prompts.prompt_tokens import prompt_tokens
 from inference.neuron.requests.prompts.sampling_params import resolve_sampling
 from inference.neuron.requests.prompts.shortening import shortened
 from inference.neuron.requests.prompts.thinking import Thinking
+from inference.neuron.requests.prompts.token_budget import UNBOUNDED, TokenBudget
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
@@ -45,7 +45,7 @@ class Prepared:
     params: SamplingParams
     limit: AnswerLimit
     continues_text: bool
-    """The answer goes on from the prompt's text, so its first space is part of it."""
+    """The answer continues the prompt's text, so its first space is part of it."""
     thinking: Thinking = NO_THINKING
     tools: Sequence[ToolDefinition] = ()
     """The tools that the answer may call."""
@@ -62,21 +62,21 @@ class Prepared:
 
 
 def prepare(
-    request: GenerationRequest, text: ModelText, allowance: Allowance = UNBOUNDED
+    request: GenerationRequest, text: ModelText, budget: TokenBudget = UNBOUNDED
 ) -> Prepared:
-    """Raises ``RequestRefusedError`` with the failure to tell the client."""
+    """Raises ``RequestRefusedError`` with the failure for the client."""
     request, num_lost_turns = _fitting(request, text)
     prompts, images = prompt_tokens(request.input, text, text.report.context_tokens - 1)
-    allowance.check_prompt(sum(map(len, prompts)))
+    budget.check_prompt(sum(map(len, prompts)))
     check_scores(request, sum(map(len, prompts)))
     limit = answer_limit(
         request,
         num_prompt_tokens=max(map(len, prompts)),
         context_tokens=text.report.context_tokens,
         max_output_tokens=text.max_output_tokens,
-        cap_output_tokens=allowance.output_tokens,
+        cap_output_tokens=budget.output_tokens,
     )
-    # The engine samples one token at least; where none was asked for, nobody is told.
+    # The engine samples one token at least; where none was asked for, it is not reported.
     params = resolve_sampling(request.sampling, max(1, limit.max_tokens), text.report)
     if not isinstance(request.input, ChatInput):
         params = msgspec.structs.replace(
@@ -105,8 +105,8 @@ def prepare(
 
 
 def _prediction(request: GenerationRequest, text: ModelText) -> list[int]:
-    """Nothing where the engine makes no use of it. What is longer than an answer can be is of no
-    use."""
+    """The token ids of the predicted answer, truncated to the longest answer; empty where the
+    engine cannot use it."""
     if not request.prediction or not text.report.takes_predictions:
         return []
     token_ids = text.tokenizer.encode(request.prediction, add_special_tokens=False)

@@ -21,9 +21,9 @@ class Shortened:
 
 
 def shortened(chat: ChatInput, fits: Callable[[ChatInput], bool]) -> Shortened:
-    """The conversation without as many old turns as it takes to fit, or without all that may be
-    lost where not even that is enough. ``fits`` is asked a few times: the more is left out, the
-    sooner it says yes."""
+    """The conversation without its oldest turns, as many as needed to fit, or without all removable
+    turns if even that is not enough. ``fits`` is called a few times; it must be monotonic: true
+    stays true if more is left out."""
     if not chat.may_lose or fits(chat):
         return Shortened(chat)
     least, most = 1, len(chat.may_lose)

@@ -15,12 +15,12 @@ from inference.text.errors import TooManyTokensError
 from inference.text.tokens.tokenizer import read_json_object
 
 MAX_TOKENS = 1_000_000
-"""That are told in one answer; beyond any context here."""
+"""Most tokens of one answer; beyond any context here."""
 
 
 def tokenized(request_id: str, request: TokenizeRequest, text: ModelText) -> Tokenized:
     """Raises ``RequestRefusedError``."""
-    told_text = ""
+    joined_text = ""
     match request.input:
         case ChatInput() as chat:
             images, vision = images_of(chat), text.report.vision
@@ -33,12 +33,12 @@ def tokenized(request_id: str, request: TokenizeRequest, text: ModelText) -> Tok
         case TokensInput() as given:
             (token_ids,) = given.prompts
             checked_ids(token_ids, given, text, None)
-            told_text = _joined(token_ids, text)
+            joined_text = _joined(token_ids, text)
     return Tokenized(
         request_id=request_id,
         token_ids=token_ids,
         context_tokens=text.report.context_tokens,
-        text=told_text,
+        text=joined_text,
         texts=[_joined([one], text) for one in token_ids] if request.shows_texts else None,
         settings=_settings(text) if request.shows_settings else None,
     )
@@ -56,7 +56,7 @@ def _encoded(one: str, request: TokenizeRequest, text: ModelText) -> list[int]:
             one, add_special_tokens=request.adds_special_tokens, max_tokens=MAX_TOKENS
         )
     except TooManyTokensError as error:
-        message = f"the text has {error.num_tokens} tokens; at most {MAX_TOKENS} are told"
+        message = f"the text has {error.num_tokens} tokens; at most {MAX_TOKENS} are returned"
         param = "messages" if isinstance(request.input, ChatInput) else "prompt"
         raise RequestRefusedError(
             Failure(code="invalid_value", message=message, param=param)
@@ -64,6 +64,6 @@ def _encoded(one: str, request: TokenizeRequest, text: ModelText) -> list[int]:
 
 
 def _joined(token_ids: list[int], text: ModelText) -> str:
-    """Special tokens are written out, and bytes that are no character are told as U+FFFD."""
+    """Special tokens are written out, and bytes that are no character become U+FFFD."""
     pieces = b"".join(map(text.tokenizer.bytes_of, token_ids))
     return pieces.decode("utf-8", errors="replace")

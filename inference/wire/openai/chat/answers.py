@@ -1,9 +1,9 @@
-"""A chat completion on its way out: events in, chunks or one body out.
+"""Encodes a chat completion: events in, chunks or one body out.
 
     event ─▶ added(event) ─▶ ChatStreamEncoder      each addition is a chunk
                           └▶ ChatBodyEncoder        additions are put together, as an SDK would
 
-Both say what ``added`` says, so a stream and a body of the same events cannot differ. Pure.
+Both encode what ``added`` returns, so a stream and a body of the same events cannot differ. Pure.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from inference.protocol.generation import GenerationRequest
 from inference.wire.openai.answers import (
     LEAST_LOGPROB,
     Chunks,
-    ToldUsage,
+    UsageReporting,
     body_parts,
     finish_reason,
-    told_system,
+    head_of,
 )
 from inference.wire.openai.prompt_logprobs import PromptLogprobs
 
@@ -179,7 +179,7 @@ class ChatBodyEncoder:
         head: dict[str, Any],
         generation: GenerationRequest,
         reasoning: Reasoning,
-        usage: ToldUsage,
+        usage: UsageReporting,
     ) -> None:
         self._head = head
         self._usage = usage
@@ -197,7 +197,7 @@ class ChatBodyEncoder:
     def parts(self, event: Event) -> Iterator[bytes]:
         match event:
             case Accepted():
-                self._head = told_system(self._head, event) | (prompt_ids_of(event) or {})
+                self._head = head_of(self._head, event) | (prompt_ids_of(event) or {})
             case PromptScored() if self._prompt_logprobs is not None:
                 self._prompt_logprobs.add(event)
             case OutputTokens():

@@ -92,7 +92,7 @@ def seen_content(value: Any, path: str) -> list[Part]:
 
 
 def assistant_content(value: Any, path: str) -> list[Part]:
-    """Text, and parts that say why the assistant refused."""
+    """Text parts and refusal parts."""
     return _parts(value, path, kinds=("text", "refusal"))
 
 
@@ -123,7 +123,7 @@ _reasoning = "What it thought; handed to the chat template."
 
 _type = neutral(
     "type",
-    only("text", "message", reason="what a turn is says its role"),
+    only("text", "message", reason="a turn's kind is its role"),
     "text or message, as evaluation suites and the Responses API write it.",
 )
 
@@ -136,7 +136,7 @@ MESSAGE_FIELDS: dict[str, dict[str, Field]] = {
         _type,
         honoured("content", assistant_content, "A string, text parts or refusal parts."),
         _name,
-        honoured("refusal", _string, "Why it would not answer: part of what it said."),
+        honoured("refusal", _string, "Why it would not answer: part of its answer."),
         honoured("tool_calls", tool_calls, "What it called."),
         honoured("reasoning_content", _string, _reasoning),
         honoured("reasoning", _string, _reasoning),
@@ -203,14 +203,14 @@ def _message(value: Any, path: str) -> ChatMessage:
 
 def _assistant(read: dict[str, Any], path: str) -> ChatMessage:
     texts = {"content": joined_text(read.get("content", [])), "refusal": read.get("refusal")}
-    said = [text for text in texts.values() if text]
+    given = [text for text in texts.values() if text]
     calls = read.get("tool_calls", [])
     reasoning = _one_reasoning(read, path)
     if not calls and reasoning is None and "content" not in read and "refusal" not in read:
         raise MissingParameterError(f"{path}.content")
     return ChatMessage(
         role="assistant",
-        content=PART_SEPARATOR.join(said) if said or not calls else None,
+        content=PART_SEPARATOR.join(given) if given or not calls else None,
         name=read.get("name"),
         tool_calls=calls,
         reasoning=reasoning,

@@ -32,7 +32,12 @@ from inference.wire.common.fields import (
 from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai import sampling as openai_sampling
-from inference.wire.openai.answers import Chunks, ToldUsage, answer_head, told_stream
+from inference.wire.openai.answers import (
+    Chunks,
+    UsageReporting,
+    answer_head,
+    with_usage_and_padding,
+)
 from inference.wire.openai.chat import tools as openai_tools
 from inference.wire.openai.chat.answers import ChatBodyEncoder, ChatStreamEncoder, Reasoning
 from inference.wire.openai.chat.messages import (
@@ -113,7 +118,7 @@ FIELDS = table(
     neutral("prompt_cache_retention", only("in_memory", reason="only in_memory"), "in_memory"),
     neutral("store", flag, "Kept nowhere either way: this API reads nothing back."),
     neutral("best_of", only(1, reason="every answer is returned; use n"), "1"),
-    neutral("echo", only(False, reason="a chat's turns are not told again"), "false"),
+    neutral("echo", only(False, reason="a chat's turns are not echoed"), "false"),
     neutral("add_special_tokens", only(False, reason="the chat template writes them"), "false"),
     neutral("documents", only([], reason="put them into a turn"), "[]"),
     refused("chat_template", "the model's own is used, or its operator's"),
@@ -158,14 +163,14 @@ NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
 class ChatRequest:
     generation: GenerationRequest
     stream: bool
-    usage: ToldUsage
+    usage: UsageReporting
     pads_chunks: bool
     reasoning: Reasoning
 
     def stream_encoder(self, *, request_id: str, clock: UnixClock) -> Encoder:
         head = self._head("chat.completion.chunk", request_id, clock())
         encoder = ChatStreamEncoder(Chunks(head, self.usage), self.generation.n, self.reasoning)
-        return told_stream(encoder, self.usage, pads=self.pads_chunks)
+        return with_usage_and_padding(encoder, self.usage, pads=self.pads_chunks)
 
     def body_encoder(self, *, request_id: str, clock: UnixClock) -> ChatBodyEncoder:
         head = self._head("chat.completion", request_id, clock())
@@ -196,7 +201,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
     return ChatRequest(
         generation=generation,
         stream=read.get("stream", False),
-        usage=openai_sampling.told_usage(read, context),
+        usage=openai_sampling.usage_reporting(read, context),
         pads_chunks=openai_sampling.pads_chunks(read),
         reasoning=reasoning,
     )
@@ -224,8 +229,7 @@ def chat_input(read: dict[str, Any], reasoning: Reasoning) -> ChatInput:
 
 
 def _continued(read: dict[str, Any], choice: ToolChoice) -> tuple[list[ChatMessage], str]:
-    """The turns, and the start of the answer. What has a say in how an answer begins leaves no room
-    for one that has begun."""
+    """The turns, and the start of the answer. Refuses fields that decide how an answer begins."""
     turns: list[ChatMessage] = read["messages"]
     if not read.get("continue_final_message", False):
         return turns, ""
@@ -239,7 +243,7 @@ def _continued(read: dict[str, Any], choice: ToolChoice) -> tuple[list[ChatMessa
     for name, is_in_the_way in hindrances.items():
         if is_in_the_way:
             raise InvalidRequestError(
-                "'continue_final_message' goes on from the text of the assistant's last turn; "
+                "'continue_final_message' continues the text of the assistant's last turn; "
                 f"'{name}' does not allow that.",
                 param=name,
             )

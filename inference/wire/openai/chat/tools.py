@@ -56,7 +56,7 @@ _TYPE = honoured("type", text(), "function")
 
 
 def _function_object(fields: Mapping[str, Field], *, required: Iterable[str]) -> Check:
-    """Objects that say they are about a function."""
+    """Objects of type ``function``."""
     check = object_of(fields, required=required)
 
     def checked(value: Any, path: str) -> Any:
@@ -137,7 +137,7 @@ class Choosing:
 
 
 FREELY = Choosing(ToolChoice())
-"""What a client wants that says nothing."""
+"""The tool choice of a client that gives none."""
 
 
 def tool_choice(value: Any, path: str) -> Choosing:

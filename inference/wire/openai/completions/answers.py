@@ -29,10 +29,10 @@ from inference.protocol.events import (
 from inference.wire.openai.answers import (
     LEAST_LOGPROB,
     Chunks,
-    ToldUsage,
+    UsageReporting,
     body_parts,
     finish_reason,
-    told_system,
+    head_of,
 )
 from inference.wire.openai.prompt_logprobs import PromptLogprobs
 
@@ -132,7 +132,7 @@ class CompletionStreamEncoder:
 
 @dataclass(slots=True)
 class Choice:
-    """One choice of the body. ``logprobs`` is ``None`` where nobody asked."""
+    """One choice of the body. ``logprobs`` is ``None`` unless the client asked."""
 
     logprobs: Logprobs | None
     texts: list[str] = field(default_factory=list)
@@ -147,7 +147,7 @@ class CompletionBodyEncoder:
         self,
         head: dict[str, Any],
         num_choices: int,
-        usage: ToldUsage,
+        usage: UsageReporting,
         *,
         shows_logprobs: bool,
         prompt_logprobs: PromptLogprobs | None = None,
@@ -168,7 +168,7 @@ class CompletionBodyEncoder:
     def parts(self, event: Event) -> Iterator[bytes]:
         match event:
             case Accepted():
-                self._head = told_system(self._head, event)
+                self._head = head_of(self._head, event)
                 self._prompts = prompts_of_choices(event, len(self._choices))
             case PromptScored() if self._prompt_logprobs is not None:
                 self._prompt_logprobs.add(event)
@@ -211,7 +211,7 @@ class CompletionBodyEncoder:
 
 
 def prompts_of_choices(event: Accepted, num_choices: int) -> list[list[int]]:
-    """The token ids of each choice's prompt; empty where nobody asked."""
+    """The token ids of each choice's prompt; empty unless the client asked."""
     prompts = event.prompt_token_ids
     if not prompts:
         return []

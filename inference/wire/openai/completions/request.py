@@ -25,7 +25,12 @@ from inference.wire.common.fields import (
 from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai import sampling as openai_sampling
-from inference.wire.openai.answers import Chunks, ToldUsage, answer_head, told_stream
+from inference.wire.openai.answers import (
+    Chunks,
+    UsageReporting,
+    answer_head,
+    with_usage_and_padding,
+)
 from inference.wire.openai.completions.answers import (
     CompletionBodyEncoder,
     CompletionStreamEncoder,
@@ -66,13 +71,13 @@ class CompletionRequest:
     generation: GenerationRequest
     num_choices: int
     stream: bool
-    usage: ToldUsage
+    usage: UsageReporting
     pads_chunks: bool
 
     def stream_encoder(self, *, request_id: str, clock: UnixClock) -> Encoder:
         chunks = Chunks(self._head(request_id, clock()), self.usage)
         encoder = CompletionStreamEncoder(chunks, self.num_choices)
-        return told_stream(encoder, self.usage, pads=self.pads_chunks)
+        return with_usage_and_padding(encoder, self.usage, pads=self.pads_chunks)
 
     def body_encoder(self, *, request_id: str, clock: UnixClock) -> CompletionBodyEncoder:
         return CompletionBodyEncoder(
@@ -121,7 +126,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> CompletionReques
         generation=generation,
         num_choices=_num_choices(read["prompt"], generation.n),
         stream=read.get("stream", False),
-        usage=openai_sampling.told_usage(read, context),
+        usage=openai_sampling.usage_reporting(read, context),
         pads_chunks=openai_sampling.pads_chunks(read),
     )
 

@@ -1,11 +1,11 @@
-"""Making a conversation shorter: bytes in, a request for a summary out; the summary in, the items
-that go on from it out.
+"""Compacts a conversation: a request for a summary out of it, and the items that replace it out of
+the summary.
 
     parse(body) ─▶ ResponsesRequest ─▶ continued ─▶ summary_request ─▶ body(items, summary)
 
-What the user and the developer said stays as it is. What the model said, called and was told in
-return becomes one ``compaction`` item, which carries the model's own summary of it, or what
-``openai_responses_summary`` puts in its place. Pure.
+The user's and the developer's messages stay. The model's messages, calls and results become one
+``compaction`` item with the model's summary, or with the substitute of
+``openai.responses.summary``. Pure.
 
 Source: https://developers.openai.com/api/reference/resources/responses/methods/compact.
 """
@@ -29,7 +29,7 @@ from inference.wire.openai.responses.reasoning import carried
 from inference.wire.openai.responses.request import FIELDS as RESPONSE_FIELDS
 from inference.wire.openai.responses.request import ResponsesRequest, request_of
 from inference.wire.openai.responses.summary import Summary
-from inference.wire.openai.responses.turns import Said
+from inference.wire.openai.responses.turns import Message
 
 SUMMARISE = (
     "Summarise this conversation, so that you can go on from the summary without the conversation "
@@ -38,7 +38,7 @@ SUMMARISE = (
     "summary alone, in at most 400 words."
 )
 MAX_SUMMARY_TOKENS = 1024
-"""Twice what it is asked to be: a small model that goes on beyond that only repeats itself."""
+"""Twice what it is asked to be: a small model that continues beyond that only repeats itself."""
 MIN_SUMMARY_TOKENS = 256
 BYTES_PER_TOKEN = 4
 """A usual rate. A summary as long as what it stands for is none."""
@@ -72,7 +72,7 @@ def parse(body: bytes, _context: RequestContext = NO_CONTEXT) -> ResponsesReques
 
 
 def summary_request(request: ResponsesRequest) -> GenerationRequest:
-    """``request``: whole, as ``ResponsesRequest`` says."""
+    """``request``: whole, see ``ResponsesRequest``."""
     chat = request.generation.input
     assert isinstance(chat, ChatInput), "Responses requests are chats"
     ask = ChatMessage(role="user", content=SUMMARISE)
@@ -113,4 +113,4 @@ def body(
 
 
 def _stays(item: InputItem) -> bool:
-    return isinstance(item.part, Said) and item.part.role != "assistant"
+    return isinstance(item.part, Message) and item.part.role != "assistant"

@@ -40,7 +40,7 @@ FIELDS = table(
         )
     ),
     neutral("truncation", one_of("auto", "disabled"), "All of it is counted."),
-    refused("personality", "models here have no such presets; say it in instructions"),
+    refused("personality", "models here have no such presets; put it into instructions"),
 )
 
 
@@ -50,7 +50,7 @@ def parse(body: bytes, _context: RequestContext = NO_CONTEXT) -> ResponsesReques
 
 
 def count_of(request: ResponsesRequest) -> TokenCountRequest:
-    """``request``: whole, as ``ResponsesRequest`` says."""
+    """``request``: whole, see ``ResponsesRequest``."""
     chat = request.generation.input
     assert isinstance(chat, ChatInput), "Responses requests are chats"
     return TokenCountRequest(

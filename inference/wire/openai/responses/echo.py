@@ -1,4 +1,4 @@
-"""What a response says was asked for, and what its encoder must know of the request. Pure."""
+"""The request's fields that a response echoes, and those that its encoder needs. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ECHOED = (
     "safety_identifier",
     "user",
 )
-"""Fields of the response object that say what was asked for, ``null`` where nothing was."""
+"""Fields of the response object that echo the request, ``null`` where it has none."""
 
 NEUTRAL_SAMPLING = {
     "temperature": 1.0,
@@ -27,12 +27,12 @@ NEUTRAL_SAMPLING = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Said of what nothing was said about until the model's own defaults are known."""
+"""Echoed for absent fields until the model's own defaults are known."""
 
 
 def answer_settings(read: dict[str, Any], *, store: bool, background: bool) -> AnswerSettings:
     """``read``: what the checks of a request's fields made of a body."""
-    wish: Reasoning = read.get("reasoning", Reasoning())
+    wanted: Reasoning = read.get("reasoning", Reasoning())
     given: GivenTools = read.get("tools", NO_TOOLS)
     echo = {
         "model": read["model"],
@@ -42,7 +42,7 @@ def answer_settings(read: dict[str, Any], *, store: bool, background: bool) -> A
         **{name: read.get(name, neutral) for name, neutral in NEUTRAL_SAMPLING.items()},
         "metadata": read.get("metadata", {}),
         "parallel_tool_calls": read.get("parallel_tool_calls", True),
-        "reasoning": {"effort": wish.effort, "summary": wish.summary},
+        "reasoning": {"effort": wanted.effort, "summary": wanted.summary},
         "service_tier": "default",
         "text": read.get("text", PLAIN_TEXT).as_object(),
         "tool_choice": read.get("tool_choice", CHOOSE_FREELY).as_object,
@@ -53,7 +53,7 @@ def answer_settings(read: dict[str, Any], *, store: bool, background: bool) -> A
     return AnswerSettings(
         echo=echo,
         members=given.members,
-        summarises=wish.summary is not None,
+        summarises=wanted.summary is not None,
         carries_reasoning=ENCRYPTED_REASONING in read.get("include", ()),
         background=background,
         pads_deltas=read.get("stream_options", {}).get("include_obfuscation", False),

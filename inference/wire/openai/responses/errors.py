@@ -1,4 +1,4 @@
-"""How the Responses dialect says that something went wrong: OpenAI's envelope, an event of its own.
+"""Errors of the Responses dialect: OpenAI's envelope, and an event of its own.
 
 Pure.
 """
@@ -27,8 +27,12 @@ def error_frame(error: ApiError, *, request_id: str) -> bytes:
 
 def error_event(error: ApiError) -> tuple[str, dict[str, Any]]:
     """Flat, as the reference documents it, and nested, as OpenAI sends it and its SDKs raise it."""
-    said = {"code": error.code, "message": error.message, "param": param_of(error, RESPONSES_NAMES)}
-    return "error", {**said, "error": {"type": error.type, **said, **error.extras}}
+    fields = {
+        "code": error.code,
+        "message": error.message,
+        "param": param_of(error, RESPONSES_NAMES),
+    }
+    return "error", {**fields, "error": {"type": error.type, **fields, **error.extras}}
 
 
 def named_frame(kind: str, fields: dict[str, Any], sequence_number: int) -> bytes:

@@ -76,8 +76,8 @@ class ResponseStreamEncoder:
         }
         self._clock = clock
         self._completed_unix_s: int | None = None
-        self._told: dict[str, Any] = {}
-        """What was only known once the request was accepted."""
+        self._accepted: dict[str, Any] = {}
+        """Fields that are known once the request is accepted."""
         self.next_number = 0
         """The sequence number of the next event."""
         self._output: list[dict[str, Any]] = []
@@ -85,7 +85,7 @@ class ResponseStreamEncoder:
         self._pending_logprobs: list[TextLogprob] = []
         self._reason = ""
         self.response: dict[str, Any] | None = None
-        """As the last event that carried it said."""
+        """The value of the last event that carried it."""
 
     def encode(self, event: Event) -> bytes:
         return self._padded(self._encoded(event))
@@ -113,7 +113,7 @@ class ResponseStreamEncoder:
             case ToolCallStarted():
                 return self._call(event)
             case Accepted():
-                self._told = sampling_echo(event) | lost_turns(event)
+                self._accepted = sampling_echo(event) | lost_turns(event)
                 return self.opening() + self._lifecycle("in_progress")
             case ChoiceFinished():
                 return b"".join(self._choice_finished(event))
@@ -123,7 +123,7 @@ class ResponseStreamEncoder:
         return b""
 
     def opening(self) -> bytes:
-        """The events before there is anything to say; given once."""
+        """The events before any output; given once."""
         if self.response is not None:
             return b""
         if not self._settings.background:
@@ -131,8 +131,8 @@ class ResponseStreamEncoder:
         return self._lifecycle("queued", named="created") + self._lifecycle("queued")
 
     def failed(self, error: ApiError, *, names_error: bool = True) -> bytes:
-        """Ends the answer: ``error`` says it exactly, ``response.failed`` in OpenAI's terms. That
-        one is left out where the client has been told of no response yet, the other one where
+        """End the answer with two events: ``error`` has the exact code, ``response.failed`` one of
+        OpenAI's. The latter is left out if the client has no response yet, the former if
         ``names_error`` is false: on a socket each of them ends a response."""
         frames = self._close("incomplete")
         if names_error:
@@ -148,7 +148,8 @@ class ResponseStreamEncoder:
         return frames
 
     def response_after(self, event: Finished) -> dict[str, Any]:
-        """What encoding that event will say: for keeping it before anybody is told."""
+        """The response object after ``event``, so that it can be stored before the client gets
+        it."""
         status, fields = self._ending(event.usage)
         return self._object(status, **fields)
 
@@ -212,10 +213,10 @@ class ResponseStreamEncoder:
         yield from self._closing("incomplete" if self._is_cut else "completed")
 
     def _ending(self, usage: Usage) -> tuple[str, dict[str, Any]]:
-        """The status it ends with and what else the response then says."""
+        """The final status and the response's other final fields."""
         used = {"usage": usage_object(usage)}
         if not self._is_cut:
-            # Asked twice of one answer: for keeping it, and for telling the client.
+            # Called twice for one answer: to store it, and to send it to the client.
             self._completed_unix_s = self._completed_unix_s or self._clock()
             return "completed", {**used, "completed_at": self._completed_unix_s}
         return "incomplete", {**used, "incomplete_details": {"reason": "max_output_tokens"}}
@@ -261,14 +262,14 @@ class ResponseStreamEncoder:
         return self._frame(f"response.{named or status}", {"response": self.response})
 
     def _object(self, status: str, **fields: Any) -> dict[str, Any]:
-        said = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage")) | fields
+        ending = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage")) | fields
         return {
             **self._head,
             "status": status,
             **self._settings.echo,
-            **self._told,
+            **self._accepted,
             "output": [*self._output],
-            **said,
+            **ending,
         }
 
     def _frames(self, events: Iterable[NamedEvent]) -> bytes:

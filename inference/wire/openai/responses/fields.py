@@ -1,5 +1,4 @@
-"""What a Responses request may say beside its input and tools: the answer's format, what to
-include.
+"""Fields of a Responses request beside its input and tools: the answer's format, optional parts.
 
 Each check returns what the parser keeps; ``as_object`` is how the response echoes it. Pure.
 """

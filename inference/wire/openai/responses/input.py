@@ -2,7 +2,7 @@
 
     "Hi" | [item, …] ─▶ InputItem(object, part) …
 
-A response's output items are input items too: what this server has said it takes back. Pure.
+A response's output items are input items too: this server accepts its own answers. Pure.
 
 Source: https://platform.openai.com/docs/api-reference/responses/create#responses-create-input.
 """
@@ -42,8 +42,8 @@ from inference.wire.openai.responses.reasoning import (
 from inference.wire.openai.responses.tools import shown_name
 from inference.wire.openai.responses.turns import (
     ROLES,
+    Message,
     Referred,
-    Said,
     Summarised,
     TurnPart,
 )
@@ -105,8 +105,8 @@ ITEM_FIELDS: dict[str, dict[str, Field]] = {
         _status,
         _call_id,
         honoured("output", content, "A string, or text and image parts."),
-        neutral("name", text(MAX_ID_CHARS), "The call's id says which function it was."),
-        neutral("namespace", text(MAX_ID_CHARS), "The call's id says which function it was."),
+        neutral("name", text(MAX_ID_CHARS), "The call's id identifies the function."),
+        neutral("namespace", text(MAX_ID_CHARS), "The call's id identifies the function."),
         _caller,
     ),
     "reasoning": table(
@@ -194,15 +194,15 @@ def _message(read: dict[str, Any], path: str) -> InputItem:
     if role not in ROLES:
         known = ", ".join(ROLES)
         raise InvalidRequestError(f"'{path}.role' must be one of {known}.", param=f"{path}.role")
-    said: Content = read["content"]
-    if not said.parts and role != "assistant":
+    given: Content = read["content"]
+    if not given.parts and role != "assistant":
         # Answers without text come back so.
         raise InvalidRequestError(f"'{path}.content' must not be empty.", param=f"{path}.content")
-    if said.has_images and role != "user":
+    if given.has_images and role != "user":
         raise UnsupportedParameterError(f"{path}.content", "only the user's messages have images")
     content_type = "output_text" if role == "assistant" else "input_text"
-    named = {"role": role, "content": said.objects(content_type)}
-    return InputItem(_object("message", read, named), Said(ROLES[role], said.parts))
+    named = {"role": role, "content": given.objects(content_type)}
+    return InputItem(_object("message", read, named), Message(ROLES[role], given.parts))
 
 
 def _call(read: dict[str, Any]) -> InputItem:
@@ -218,8 +218,8 @@ def _reasoning(read: dict[str, Any]) -> InputItem:
     texts = read.get("content") or [read.get("encrypted_content") or ""]
     thought = PART_SEPARATOR.join(texts) or PART_SEPARATOR.join(read.get("summary", []))
     named = {
-        "summary": [{"type": "summary_text", "text": said} for said in read.get("summary", [])],
-        "content": [{"type": "reasoning_text", "text": said} for said in texts if said],
+        "summary": [{"type": "summary_text", "text": part} for part in read.get("summary", [])],
+        "content": [{"type": "reasoning_text", "text": part} for part in texts if part],
     }
     return InputItem(_object("reasoning", read, named), Thought(thought))
 

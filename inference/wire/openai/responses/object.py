@@ -1,4 +1,4 @@
-"""Parts of the response object: what was asked for, what came of it, what it used. Pure."""
+"""Parts of the response object: the echo of the request, the outcome, the usage. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from inference.wire.openai.responses.tools import Member
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSettings:
-    """``echo`` are the fields of the response object that say what was asked for; ``members`` the
-    functions of namespaces, by the names that the model is shown."""
+    """``echo`` are the fields of the response object that echo the request; ``members`` the
+    functions of namespaces, by the names in the prompt."""
 
     echo: dict[str, Any]
     members: Mapping[str, Member]
@@ -55,7 +55,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def response_error(error: ApiError) -> dict[str, Any]:
-    """The few codes that a failed response may have; the message says what happened."""
+    """The few codes that a failed response may have; the message describes the error."""
     code = "server_error"
     if error.status == 429:
         code = "rate_limit_exceeded"

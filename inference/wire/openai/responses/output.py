@@ -2,8 +2,8 @@
 
     item added ─▶ (content part added) ─▶ delta … ─▶ text done ─▶ (part done) ─▶ item done
 
-An item gives the events that say so, without their sequence numbers, and the delta's frame around
-its text, because that is what there are thousands of. Pure.
+An item returns these events without their sequence numbers. Of deltas, of which there are
+thousands, it returns only the frame around the text. Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from inference.protocol.events import TextLogprob
 from inference.wire.openai.responses.reasoning import carried
 
 LEAST_LOGPROB = -9999.0
-"""What the API says for a token that is as good as impossible; JSON has no infinity."""
+"""The API's value for minus infinity, which JSON lacks."""
 
 Status = Literal["in_progress", "completed", "incomplete"]
 NamedEvent = tuple[str, dict[str, Any]]
@@ -230,8 +230,8 @@ def _candidate(token: str, token_bytes: bytes, logprob: float) -> dict[str, Any]
 
 
 def without_logprobs(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items as a client may send them back: log probabilities, which say nothing to the model,
-    are JSON already in an answer's own."""
+    """The items as a client may send them back: log probabilities, which the model cannot read, are
+    encoded JSON in an answer's items."""
     return [_item_without_logprobs(item) for item in output]
 
 

@@ -56,7 +56,7 @@ PART_FIELDS: dict[str, dict[str, Field]] = {
         _type,
         _text,
         neutral("annotations", only([], reason="annotations are not read"), "[]"),
-        neutral("logprobs", _ignored_logprobs, "Say nothing to the model."),
+        neutral("logprobs", _ignored_logprobs, "Not shown to the model."),
     ),
     "refusal": table(_type, honoured("refusal", _string, "Text like any other.")),
 }
@@ -99,7 +99,8 @@ class Content:
 
 
 def _image_object(image: ImageFile) -> dict[str, Any]:
-    """With its bytes, wherever they came from: what is stored outlives addresses."""
+    """The image with its bytes, even if it came by address: a stored response outlives
+    addresses."""
     return {"type": "input_image", "image_url": image.data_uri, "detail": "auto"}
 
 

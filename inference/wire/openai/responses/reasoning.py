@@ -1,4 +1,4 @@
-"""What a Responses client may say of reasoning, and how a thought travels through its hands.
+"""Reasoning settings of a Responses request, and reasoning items that clients send back.
 
 Reasoning is shown as it is, so there is nothing to keep secret: ``encrypted_content`` carries the
 same text in an opaque form, for clients that keep no answers here and send only that back. Pure.
@@ -36,7 +36,7 @@ _string = text()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reasoning:
-    """``None``: the client said nothing."""
+    """``None``: the client did not set it."""
 
     effort: str | None = None
     summary: str | None = None

@@ -1,4 +1,4 @@
-"""A stored response told as a stream, to whoever comes too late for its own events.
+"""Replays a stored response as a stream, for a client that missed its own events.
 
     from the beginning    created ─▶ each item added and done ─▶ completed | incomplete | failed
     after some event      completed | incomplete | failed: it carries everything

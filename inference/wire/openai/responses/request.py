@@ -3,8 +3,8 @@
     parse(body) ─▶ ResponsesRequest ─▶ continued(history, references) ─▶ generation
     stream_encoder, body_encoder                        openai_responses_events
 
-What a request builds on (``previous_response_id``, item references) is stored elsewhere: whoever
-serves it looks that up and calls ``continued``. Pure: ids and times are arguments.
+What a request builds on (``previous_response_id``, item references) is stored elsewhere: the server
+of the request loads it and calls ``continued``. Pure: ids and times are arguments.
 
 Source: https://platform.openai.com/docs/api-reference/responses/create.
 """
@@ -129,7 +129,7 @@ FIELDS = table(
         "truncation",
         one_of("auto", "disabled"),
         "auto: whole turns, the oldest first, are left out where the conversation does not fit; "
-        "truncated.dropped_turns of the response says how many.",
+        "truncated.dropped_turns of the response counts them.",
     ),
     neutral("max_tool_calls", integer(1, 2**31 - 1), "Counts hosted tools' calls: there are none."),
     neutral("service_tier", only("auto", "default", reason="only auto or default"), "auto"),
@@ -240,7 +240,7 @@ def request_of(read: dict[str, Any]) -> ResponsesRequest:
 
 
 def _generation(read: dict[str, Any]) -> GenerationRequest:
-    wish: Reasoning = read.get("reasoning", Reasoning())
+    wanted: Reasoning = read.get("reasoning", Reasoning())
     given: GivenTools = read.get("tools", NO_TOOLS)
     offered, choice = chosen_tools(given.functions, read.get("tool_choice", CHOOSE_FREELY).choosing)
     messages = _messages(read.get("instructions"), read["input"])
@@ -252,8 +252,8 @@ def _generation(read: dict[str, Any]) -> GenerationRequest:
             tools=given.described(offered),
             tool_choice=choice,
             parallel_tool_calls=read.get("parallel_tool_calls", True),
-            thinking=wish.thinking,
-            reasoning_effort=wish.template_effort,
+            thinking=wanted.thinking,
+            reasoning_effort=wanted.template_effort,
             shows_reasoning=True,
         ),
         sampling=SamplingOptions(
@@ -270,9 +270,9 @@ def _generation(read: dict[str, Any]) -> GenerationRequest:
     )
 
 
-def _messages(instructions: str | None, said: Sequence[InputItem]) -> list[ChatMessage]:
+def _messages(instructions: str | None, items: Sequence[InputItem]) -> list[ChatMessage]:
     first = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
-    return first + chat_messages(item.part for item in said)
+    return first + chat_messages(item.part for item in items)
 
 
 def _may_be_cut(read: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Asking for stored responses: what a query may say, and the bodies that answer it. Pure.
+"""Reading stored responses: the query parameters, and the bodies of answers. Pure.
 
 Source: https://platform.openai.com/docs/api-reference/responses/get and the pages after it.
 """
@@ -24,7 +24,7 @@ ReadValue = Callable[[str, str], Any]
 
 
 BETA: dict[str, ReadValue] = {"beta": one_of("true")}
-"""The openai SDK's beta client says so after every path. It changes nothing."""
+"""The openai SDK's beta client appends it to every path. It changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ def _read(query: bytes, known: dict[str, ReadValue]) -> dict[str, Any]:
 
 
 def _include(value: str, name: str) -> None:
-    """What is stored is shown whole."""
+    """Accept any ``include``: a stored response is always returned whole."""
     one_of(*INCLUDABLE)(value, name)
 
 

@@ -1,9 +1,9 @@
-"""What a compaction carries where the model's summary is not whole: as much of it as there is, and
-the last of what it was to stand for, in the conversation's own words. Pure.
+"""The text of a compaction, also where the model's summary is cut off or empty: then its whole
+sentences, and the end of the conversation verbatim. Pure.
 
     ended by itself, with words ─▶ the summary
-    cut off ─▶ up to its last whole sentence, a note, the last words
-    empty ───▶                                 a note, the last words
+    cut off ─▶ up to its last whole sentence, a note, the last turns
+    empty ───▶                                 a note, the last turns
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Literal
 from inference.protocol.events import FinishReason, Usage
 from inference.wire.common.turn_parts import Called, Returned
 from inference.wire.openai.responses.input import InputItem
-from inference.wire.openai.responses.turns import Said, Summarised, TurnPart
+from inference.wire.openai.responses.turns import Message, Summarised, TurnPart
 
 MAX_LAST_CHARS = 4000
-"""The longest that all last words are together."""
+"""Most characters of the last turns together."""
 MAX_ONE_CHARS = 1000
 SENTENCE_ENDS = (". ", ".\n", "! ", "? ", "\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """``message`` says what happened, where it is not complete."""
+    """``message`` describes why it is not complete."""
 
     text: str
     status: Literal["complete", "cut_off", "missing"] = "complete"
@@ -39,12 +39,12 @@ def settled(
     written = written.strip()
     if written and reason == "stop":
         return Summary(text=written)
-    last = _last_words(conversation)
+    last = _last_turns(conversation)
     if not written:
-        message = "The model wrote no summary: the last words of the conversation stand for it."
+        message = "The model wrote no summary: the last turns of the conversation stand for it."
         return Summary(text=f"[{message}]\n\n{last}", status="missing", message=message)
     message = (
-        f"The model's summary was cut off after {usage.completion_tokens} tokens: the last words "
+        f"The model's summary was cut off after {usage.completion_tokens} tokens: the last turns "
         "of the conversation follow it."
     )
     whole = _whole_sentences(written)
@@ -56,24 +56,24 @@ def _whole_sentences(text: str) -> str:
     return text[: end + 1].strip() if end > 0 else text
 
 
-def _last_words(conversation: Sequence[InputItem]) -> str:
-    """The newest first until there is enough, told in their order. A summary of before is kept
-    whole: nothing else stands for what it does."""
-    told: list[str] = []
+def _last_turns(conversation: Sequence[InputItem]) -> str:
+    """The newest turns up to ``MAX_LAST_CHARS``, in their order. An earlier summary is kept whole,
+    since its turns are gone."""
+    kept: list[str] = []
     room = MAX_LAST_CHARS
     for item in reversed(conversation):
         words = _words(item.part)
         if isinstance(item.part, Summarised):
-            told.append(words)
+            kept.append(words)
         elif words and len(words) <= room:
-            told.append(words)
+            kept.append(words)
             room -= len(words)
-    return "\n".join(reversed(told))
+    return "\n".join(reversed(kept))
 
 
 def _words(part: TurnPart) -> str:
     match part:
-        case Said(role="assistant", text=text):
+        case Message(role="assistant", text=text):
             return f"You said: {_short(text)}"
         case Called(call=call):
             return f"You called {call.name}: {_short(call.arguments)}"

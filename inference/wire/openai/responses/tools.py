@@ -49,7 +49,7 @@ TOOL_FIELDS = table(
         "allowed_callers", only(["direct"], reason="only the model itself calls"), '["direct"]'
     ),
     neutral("async", only(False, reason="calls are not asynchronous"), "false"),
-    neutral("defer_loading", only(False, reason="every tool is told at once"), "false"),
+    neutral("defer_loading", only(False, reason="every tool is in the prompt at once"), "false"),
     refused("output_schema", "what a function returns is not checked"),
 )
 _function = object_of(TOOL_FIELDS, required=("type", "name"))
@@ -67,8 +67,8 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A namespace's function: what a call of it says, and what the model is told of the
-    namespace."""
+    """A function of a namespace: the names of its calls, and the namespace's description in the
+    prompt."""
 
     namespace: str
     name: str
@@ -77,23 +77,23 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GivenTools:
-    """``functions`` have the names that the model is shown; those of a namespace's are the keys of
-    ``members``. ``as_objects`` is how the response echoes what was given."""
+    """``functions`` have the names that the prompt uses; those of a namespace's are the keys of
+    ``members``. ``as_objects``: the response's echo of the tools."""
 
     functions: list[ToolDefinition] = field(default_factory=list)
     members: Mapping[str, Member] = field(default_factory=dict)
     as_objects: list[dict[str, Any]] = field(default_factory=list)
 
     def described(self, offered: Iterable[ToolDefinition]) -> list[ToolDefinition]:
-        """With each namespace's description, which is said once, at the first of its functions."""
-        told: set[str] = set()
-        return [self._described(tool, told) for tool in offered]
+        """The tools, with each namespace's description at the first of its functions."""
+        described: set[str] = set()
+        return [self._described(tool, described) for tool in offered]
 
-    def _described(self, tool: ToolDefinition, told: set[str]) -> ToolDefinition:
+    def _described(self, tool: ToolDefinition, described: set[str]) -> ToolDefinition:
         member = self.members.get(tool.name)
-        if member is None or not member.namespace_description or member.namespace in told:
+        if member is None or not member.namespace_description or member.namespace in described:
             return tool
-        told.add(member.namespace)
+        described.add(member.namespace)
         about = f"All of {member.namespace}: {member.namespace_description}"
         description = f"{tool.description}\n\n{about}" if tool.description else about
         return msgspec.structs.replace(tool, description=description)
@@ -156,7 +156,7 @@ def _function_tool(value: Any, path: str) -> ToolDefinition:
 NAMESPACE_FIELDS = table(
     honoured("type", one_of("namespace"), "namespace"),
     honoured("name", tool_name, "The model is shown namespace.name."),
-    honoured("description", _string, "Told with the first of its functions."),
+    honoured("description", _string, "Put into the prompt with the first of its functions."),
     honoured("tools", array(_function_tool), "Functions."),
 )
 _namespace = object_of(NAMESPACE_FIELDS, required=("type", "name", "tools"))
@@ -194,7 +194,7 @@ _allowed_tools = object_of(ALLOWED_TOOLS_FIELDS, required=("mode", "tools"))
 
 @dataclass(frozen=True, slots=True)
 class GivenChoice:
-    """``as_object`` is what the client said."""
+    """``as_object`` is the client's value."""
 
     choosing: Choosing
     as_object: Any

@@ -31,7 +31,7 @@ SUMMARY_LEAD = "The conversation so far, in short:"
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Message:
     role: Literal["system", "user", "assistant"]
     parts: tuple[Part, ...]
 
@@ -50,12 +50,12 @@ class Referred:
 
 @dataclass(frozen=True, slots=True)
 class Summarised:
-    """Stands for what was said before; the model's own words."""
+    """Stands for earlier turns; written by the model."""
 
     text: str
 
 
-TurnPart = Said | Thought | Called | Returned | Referred | Summarised
+TurnPart = Message | Thought | Called | Returned | Referred | Summarised
 
 
 def chat_messages(parts: Iterable[TurnPart]) -> list[ChatMessage]:
@@ -63,16 +63,16 @@ def chat_messages(parts: Iterable[TurnPart]) -> list[ChatMessage]:
     turns: list[ChatMessage] = []
     for part in parts:
         match part:
-            case Said(role="assistant"):
+            case Message(role="assistant"):
                 _extend_assistant(turns, ChatMessage(role="assistant", content=part.text))
-            case Said(role=role):
+            case Message(role=role):
                 images = parts_with_images(part.parts)
                 turns.append(ChatMessage(role=role, content=part.text, parts=images))
             case Thought(text=thought) if thought:
                 _extend_assistant(turns, ChatMessage(role="assistant", reasoning=thought))
             case Summarised(text=summary):
-                told = f"{SUMMARY_LEAD}\n\n{summary}"
-                _extend_assistant(turns, ChatMessage(role="assistant", content=told))
+                lead = f"{SUMMARY_LEAD}\n\n{summary}"
+                _extend_assistant(turns, ChatMessage(role="assistant", content=lead))
             case Called(call=call):
                 _extend_assistant(turns, ChatMessage(role="assistant", tool_calls=[call]))
             case Returned():
@@ -96,7 +96,7 @@ def _may_follow(last: ChatMessage, more: ChatMessage) -> bool:
 
 
 def _joined_turn(last: ChatMessage, more: ChatMessage) -> ChatMessage:
-    thoughts = [said.reasoning for said in (last, more) if said.reasoning is not None]
+    thoughts = [turn.reasoning for turn in (last, more) if turn.reasoning is not None]
     return ChatMessage(
         role="assistant",
         content=last.content if more.content is None else more.content,
@@ -107,6 +107,6 @@ def _joined_turn(last: ChatMessage, more: ChatMessage) -> ChatMessage:
 
 def earlier_turns(messages: Sequence[ChatMessage]) -> list[int]:
     """How many messages the first turn is, the first two, and so on up to all but the last. A turn
-    begins with what the user says."""
+    begins with a message of the user."""
     begins = [index for index, message in enumerate(messages) if message.role == "user"]
     return begins[1:]

@@ -3,7 +3,7 @@
     response.create ─▶ parse_message ─▶ SocketRequest
     frames of the stream encoder ─▶ messages_of ─▶ a JSON text each
 
-What is transport with HTTP, ``stream`` and ``background``, has one value here. Pure.
+HTTP's fields of transport, ``stream`` and ``background``, have one value here. Pure.
 
 Source: https://developers.openai.com/api/docs/guides/websocket-mode.
 """
@@ -70,5 +70,5 @@ def messages_of(frames: bytes) -> Iterator[str]:
 def error_message(error: ApiError) -> str:
     """Ends a request that has no response yet."""
     kind, fields = error_event(error)
-    said = {"type": kind, "status": error.status, **fields, "sequence_number": 0}
-    return orjson.dumps(said).decode()
+    message = {"type": kind, "status": error.status, **fields, "sequence_number": 0}
+    return orjson.dumps(message).decode()

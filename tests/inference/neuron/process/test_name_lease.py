@@ -12,9 +12,9 @@ import redis
 
 from helexa_site.bootstrap.joining import keep_joining, redis_url_of
 from helexa_site.bootstrap.sharing import Share
-from inference.neuron.process.earlier_life import EarlierLife
 from inference.neuron.process.heartbeat import HeartbeatWriter
 from inference.neuron.process.name_lease import NameHeldError, NameLease, NameLostError
+from inference.neuron.process.previous_instance import PreviousInstance
 from inference.neuron.process.redis_client import RedisUntrustedError, connect
 from inference.protocol.heartbeat import decode_heartbeat
 from inference.protocol.joining import Joining
@@ -69,21 +69,21 @@ def test_a_dead_ones_name_is_free_when_its_lease_has_expired(make_lease, redis_d
 
 
 def test_the_next_life_on_this_machine_need_not_wait(make_lease, tmp_path: Path) -> None:
-    dead = EarlierLife(tmp_path, "n1")
+    dead = PreviousInstance(tmp_path, "n1")
     make_lease("dead").acquire(dead)
     dead.close()
     make_lease("next").acquire(
-        EarlierLife(tmp_path, "n1"), sleep=lambda _: pytest.fail("it is known to be dead")
+        PreviousInstance(tmp_path, "n1"), sleep=lambda _: pytest.fail("it is known to be dead")
     )
 
 
 def test_a_life_on_this_machine_that_lives_is_not_taken_for_dead(make_lease, tmp_path) -> None:
-    alive = EarlierLife(tmp_path, "n1")
+    alive = PreviousInstance(tmp_path, "n1")
     first = make_lease("first")
     first.acquire(alive)
     stopped = beating(first)
     with pytest.raises(NameHeldError):
-        make_lease("second").acquire(EarlierLife(tmp_path, "n1"))
+        make_lease("second").acquire(PreviousInstance(tmp_path, "n1"))
     stopped.set()
 
 
@@ -165,8 +165,8 @@ def test_leaving_finishes_what_runs_and_refuses_what_is_new(
 ) -> None:
     running = gateway.submit(max_tokens=400)
     gateway.wait_events(running, lambda events: len(events) > 2)
-    hurry = threading.Event()
-    leaving = threading.Thread(target=loaded.leave, args=(60.0, hurry))
+    force = threading.Event()
+    leaving = threading.Thread(target=loaded.leave, args=(60.0, force))
     leaving.start()
     wait_until(lambda: gateway.heartbeat().is_leaving)
     late = gateway.submit(max_tokens=5)
@@ -183,9 +183,9 @@ def test_leaving_is_bounded_and_can_be_hurried(loaded: Any, gateway: Any) -> Non
     gateway.wait_events(running, lambda events: len(events) > 2)
     started_s = time.monotonic()
     loaded.leave(0.2, threading.Event())
-    hurry = threading.Event()
-    hurry.set()
-    loaded.leave(600.0, hurry)
+    force = threading.Event()
+    force.set()
+    loaded.leave(600.0, force)
     assert time.monotonic() - started_s < 60
     assert decode_heartbeat(gateway.client.get(heartbeat_key("n1"))).replicas
 

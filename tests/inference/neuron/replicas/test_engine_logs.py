@@ -51,13 +51,13 @@ def test_lines_are_bounded_in_bytes_and_models(
 def test_what_is_told_hides_keys(redis_db: redis.Redis) -> None:
     logs = EngineLogs(redis_db, neuron="n1")
     logs.writer("tiny")(b"Authorization: Bearer abcdefgh\xff\n")
-    logs.tell("ask-1", "tiny", 10)
-    logs.tell("ask-2", "nobody", 10)
+    logs.send("ask-1", "tiny", 10)
+    logs.send("ask-2", "nobody", 10)
     answers = [
         decode_engine_log(redis_db.lpop(engine_log_key("n1", ask)))  # type: ignore[arg-type]
         for ask in ("ask-1", "ask-2")
     ]
     assert answers[0].lines == ["Authorization: Bearer ***"]
     assert [answer.is_known for answer in answers] == [True, False]
-    logs.tell("ask-3", "tiny", 10)
+    logs.send("ask-3", "tiny", 10)
     assert 0 < redis_db.ttl(engine_log_key("n1", "ask-3")) <= 30  # type: ignore[operator]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.requests.prompts.allowance import Allowance
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.requests.prompts.prompts import Prepared, prepare
+from inference.neuron.requests.prompts.token_budget import TokenBudget
 from inference.protocol.generation import (
     GenerationRequest,
     TextInput,
@@ -95,20 +95,20 @@ def test_more_than_the_operator_allows_is_refused_with_both_numbers(byte_level_d
     assert no.value.failure.param == "max_tokens"
 
 
-def _afford(text: ModelText, allowance: Allowance, **sampling: object) -> Prepared:
+def _afford(text: ModelText, budget: TokenBudget, **sampling: object) -> Prepared:
     request = GenerationRequest(
         model="m",
         input=TokensInput(prompts=[[5] * 20, [6] * 30]),
         sampling=SamplingOptions(**sampling),  # type: ignore[arg-type]
     )
-    return prepare(request, text, allowance)
+    return prepare(request, text, budget)
 
 
 def test_a_prompt_over_the_budget_is_refused_with_both_numbers(byte_level_dir: Path) -> None:
     text = model_text(byte_level_dir)
-    assert _afford(text, Allowance(prompt_tokens=50)).num_prompt_tokens == 50
+    assert _afford(text, TokenBudget(prompt_tokens=50)).num_prompt_tokens == 50
     with pytest.raises(RequestRefusedError) as refused:
-        _afford(text, Allowance(prompt_tokens=49))
+        _afford(text, TokenBudget(prompt_tokens=49))
     failure = refused.value.failure
     assert failure.code == "insufficient_quota"
     assert "50 tokens" in failure.message and "49" in failure.message
@@ -128,11 +128,11 @@ def test_the_budget_bounds_an_answer_for_which_the_client_named_no_number(
     byte_level_dir: Path, cap: int, asked: int | None, operators: int | None, expected: int
 ) -> None:
     text = model_text(byte_level_dir, max_output_tokens=operators)
-    prepared = _afford(text, Allowance(output_tokens=cap), max_tokens=asked)
+    prepared = _afford(text, TokenBudget(output_tokens=cap), max_tokens=asked)
     assert (prepared.params.max_tokens, prepared.limit.reason) == (expected, "length")
 
 
 def test_a_budget_that_buys_no_answer_refuses(byte_level_dir: Path) -> None:
     with pytest.raises(RequestRefusedError) as refused:
-        _afford(model_text(byte_level_dir), Allowance(output_tokens=0))
+        _afford(model_text(byte_level_dir), TokenBudget(output_tokens=0))
     assert refused.value.failure.code == "insufficient_quota"

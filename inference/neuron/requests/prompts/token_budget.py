@@ -9,14 +9,14 @@ from inference.protocol.generation import Submit
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class TokenBudget:
     prompt_tokens: int | None = None
     """Over all prompts; ``None``: any number."""
     output_tokens: int | None = None
     """What each choice may write where the client named no number."""
 
     @classmethod
-    def of(cls, submit: Submit) -> Allowance:
+    def of(cls, submit: Submit) -> TokenBudget:
         return cls(submit.max_prompt_tokens, submit.cap_output_tokens)
 
     def check_prompt(self, num_tokens: int) -> None:
@@ -25,4 +25,4 @@ class Allowance:
             raise RequestRefusedError(over_budget(num_tokens, self.prompt_tokens))
 
 
-UNBOUNDED = Allowance()
+UNBOUNDED = TokenBudget()

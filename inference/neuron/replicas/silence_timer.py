@@ -1,11 +1,9 @@
-"""How long an engine has said nothing, counted while somebody was there to listen.
+"""Measures the time since an engine's last message, counted only while this process was running.
 
-An engine that has loaded speaks once a second, whatever it does. Its own watchdog ends a step that
-hangs, and writes down where; this is for when nothing runs in that process any more: the
-interpreter lock is held, the process is stopped, the kernel does not let go of it. A load is not
-counted: downloading and compiling take as long as they take, and say so only now and then. Pure:
-times are arguments.
-"""
+A loaded engine sends a message every second. Its own watchdog ends and logs a step that hangs; this
+timer is for a process in which nothing runs: the interpreter lock is held, the process is stopped,
+or it hangs in the kernel. Loads are not timed: downloads and compilation report progress only now
+and then. Pure: times are arguments."""
 
 from __future__ import annotations
 
@@ -16,17 +14,17 @@ from inference.engine.serving.watchdog import step_timeout_s
 MARGIN_S = 15.0
 """After the step's timeout: the engine's own watchdog, which knows more, is to be first."""
 MAX_GAP_S = 2.0
-"""Between two looks, twice what it should be. Where it was longer this process was stopped or
-starved, and what the engine said meanwhile may lie unread."""
+"""Longest accepted gap between two checks, twice the usual one. After a longer gap this process was
+stopped or starved, and messages of the engine may be unread."""
 
 
 def silence_limit_s(environment: Mapping[str, str]) -> float | None:
-    """``None``: an engine may be silent for ever. Raises ``SettingError``."""
+    """Seconds that an engine may be silent; ``None``: no limit. Raises ``SettingError``."""
     timeout_s = step_timeout_s(environment)
     return None if timeout_s is None else timeout_s + MARGIN_S
 
 
-class Silence:
+class SilenceTimer:
     """How long one engine has been silent, counted once it has loaded."""
 
     def __init__(self) -> None:
@@ -34,7 +32,7 @@ class Silence:
         self._silent_s = 0.0
 
     def end(self) -> None:
-        """Starts again from 0: the engine has said something."""
+        """Restart from 0: the engine has sent a message."""
         self._silent_s = 0.0
 
     def look(self, now_s: float) -> float:

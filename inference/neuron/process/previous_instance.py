@@ -1,8 +1,7 @@
-"""What the last life of a neuron of that name on this data directory left: the lease it had.
+"""The name lease of this neuron's previous instance on the same data directory.
 
-A file that a life locks as long as it lives. Whoever gets the lock knows that the last life is
-dead, and need not wait for its lease to expire.
-"""
+It is in a file that an instance locks while it runs. An instance that gets the lock knows that the
+previous one is dead, and need not wait for its lease to expire."""
 
 from __future__ import annotations
 
@@ -17,8 +16,9 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 4096
 
 
-class EarlierLife:
-    """``lease_value`` is what the last one held; empty where it may be alive, or was none."""
+class PreviousInstance:
+    """``lease_value``: the lease of the previous instance; empty if it may be alive or there was
+    none."""
 
     def __init__(self, data_dir: Path, neuron: str) -> None:
         self.lease_value = b""

@@ -1,11 +1,11 @@
-"""How a replica falls asleep and wakes: its engine gives its device back and keeps the weights.
+"""Puts a replica to sleep and wakes it: asleep, its engine frees the device and keeps the weights.
 
-    READY ─fall_asleep─▶ DRAINING ─ requests are done ─▶ the engine is told ─▶ ASLEEP
+    READY ─fall_asleep─▶ DRAINING ─ requests are done ─▶ command to the engine ─▶ ASLEEP
                                                                                  │ wake
-    READY ◀─ the engine is told ◀─ its turn, and room as for a load ◀─ LOADING ◀─┘
+    READY ◀─ command to the engine ◀─ admission as for a load ◀─ LOADING ◀────────┘
 
 Waking waits in a thread of its own, as the supervising one listens to the engine. An engine that
-dies asleep is as good as unloaded; one that dies while it wakes is started anew.
+dies asleep counts as unloaded; one that dies while it wakes is restarted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DRAIN_TIMEOUT_S = 120.0
 LOOK_AGAIN_S = 0.2
 
 
-class Slumber:
+class SleepController:
     """Any thread may call; only ``engine_ended`` waits, for the thread that wakes."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Slumber:
         self.is_falling_asleep = False
 
     def fall_asleep(self, only_if: Callable[[ReplicaStatus], bool] = lambda _: True) -> bool:
-        """``False``: it cannot, ``only_if`` says no, or the host has no room for its weights."""
+        """``False``: it cannot, ``only_if`` is false, or the host has no room for its weights."""
         asleep, run = self._record.may_sleep_as, self._run()
         if asleep is None or run is None:
             return False
@@ -79,7 +79,7 @@ class Slumber:
         return True
 
     def why_not_asleep(self) -> str | None:
-        """After ``fall_asleep`` said no. ``None``: it rests already."""
+        """Why ``fall_asleep`` returned ``False``. ``None``: it sleeps already."""
         status, asleep = self._record.status, self._record.may_sleep_as
         if self.is_falling_asleep or status is ReplicaStatus.ASLEEP:
             return None
@@ -97,8 +97,8 @@ class Slumber:
             return was_falling
 
     def wake(self, spec: LoadSpec) -> None:
-        """Wakes it where it sleeps or is about to, for the job of ``spec``, which says what leaves
-        for it."""
+        """Wake it if it sleeps or is about to, for the job of ``spec``, which names the replicas to
+        evict."""
         with self._lock:
             self._wanted = spec
             rests = self.is_falling_asleep or self._record.status is ReplicaStatus.ASLEEP
@@ -167,7 +167,7 @@ class Slumber:
     def _sleep_on(self) -> None:
         """Waking broke: others get the turn, and it may be woken again."""
         self._context.loads.leave(self._load)
-        message = "waking it broke; the neuron's log says more"
+        message = "waking it broke; see the neuron's log"
         self._record.sleeps_on(LoadFailure(code="engine_crashed", message=message))
         self._left.set()
         self._context.on_change()

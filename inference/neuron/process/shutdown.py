@@ -1,9 +1,9 @@
-"""How the neuron's process ends: on a signal it leaves in order, on a second one at once.
+"""Shuts the neuron's process down: gracefully on a signal, at once on a second one.
 
-    SIGTERM ─▶ leave (finishes what runs, refuses what is new, at most HELEXA_NEURON_DRAIN_S)
+    SIGTERM ─▶ leave (finishes running requests, refuses new ones, at most HELEXA_NEURON_DRAIN_S)
                  └─ second signal, or the name is lost ─▶ stop (engines end) ─▶ the process ends
 
-Celery's own handlers tell of the signals until its worker has ended, then ours do.
+Celery's own handlers receive the signals until its worker has ended, then ours do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXIT_TIMEOUT_S = 4.5
 EXIT_NAME_LOST = 1
 
 
-class Ending:
+class Shutdown:
     """How this process comes to its end."""
 
     def __init__(self, *, limit_s: float) -> None:
@@ -33,7 +33,7 @@ class Ending:
         self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
         """The one queue that a signal handler may put into whatever it interrupts."""
         self._has_begun = False
-        self._hurry = threading.Event()
+        self._force = threading.Event()
         self._worker_has_ended = threading.Event()
         self._thread = SupervisedThread(
             self._run, name="ending", restarts=False, on_broken=lambda _: self._leave_at_once()
@@ -45,7 +45,7 @@ class Ending:
         self._thread.start()
 
     def begin(self, *_: object, **__: object) -> None:
-        """On a signal; on a second one there is a hurry."""
+        """Handle a signal: begin the shutdown, or force it on the second one."""
         self._has_begun = True
         self._signals.put(None)
 
@@ -57,7 +57,7 @@ class Ending:
     def name_is_lost(self) -> None:
         """Called by the heartbeat. The worker ends by a signal, as it always does."""
         self.is_name_lost = True
-        self._hurry.set()
+        self._force.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
     def finish(self) -> None:
@@ -72,9 +72,9 @@ class Ending:
     def _run(self) -> None:
         assert self._service is not None
         self._signals.get()
-        SupervisedThread(self._watch_for_hurry, name="hurry").start()
+        SupervisedThread(self._watch_for_second_signal, name="second-signal").start()
         if self._limit_s > 0:
-            self._service.leave(self._limit_s, self._hurry)
+            self._service.leave(self._limit_s, self._force)
         self._service.stop()
         if not self._worker_has_ended.wait(EXIT_TIMEOUT_S):
             log.warning("the worker did not end in time; leaving it")
@@ -84,6 +84,6 @@ class Ending:
         """Engines end with this process."""
         os._exit(EXIT_NAME_LOST if self.is_name_lost else 0)
 
-    def _watch_for_hurry(self) -> None:
+    def _watch_for_second_signal(self) -> None:
         self._signals.get()
-        self._hurry.set()
+        self._force.set()

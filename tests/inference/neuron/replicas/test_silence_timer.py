@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from inference.neuron.replicas.silence import MARGIN_S, Silence, silence_limit_s
+from inference.neuron.replicas.silence_timer import MARGIN_S, SilenceTimer, silence_limit_s
 
 
 def test_silence_grows_until_something_is_said() -> None:
-    silence = Silence()
+    silence = SilenceTimer()
     assert [silence.look(float(now_s)) for now_s in range(10, 15)] == [0, 1, 2, 3, 4]
     silence.end()
     assert [silence.look(float(now_s)) for now_s in range(15, 18)] == [1, 2, 3]
@@ -16,7 +16,7 @@ def test_silence_grows_until_something_is_said() -> None:
 
 def test_time_in_which_nobody_listened_is_not_counted() -> None:
     """A neuron that was stopped for an hour does not blame its engines."""
-    silence = Silence()
+    silence = SilenceTimer()
     silence.look(0.0)
     assert silence.look(3600.0) <= 2.0
 

@@ -1,4 +1,4 @@
-"""What of this neuron survives it: the specs of what is loaded, which its next life loads again."""
+"""Persists the specs of loaded models, so that this neuron's next instance reloads them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 LETHAL = "the neuron ended while it read this model's tokenizer, and does not load it again"
 
 
-class Survivors:
+class PersistedSpecs:
     def __init__(self, specs: SpecStore, replicas: Replicas, context: ReplicaContext) -> None:
         self._specs = specs
         self._replicas = replicas
@@ -26,8 +26,8 @@ class Survivors:
         self._is_restored = False
 
     def restore(self) -> None:
-        """Once: loads what the last life had, what was used last first, so that it has room where
-        not all of it does. A model asked for since then keeps its new spec. Raises
+        """Once: reload the previous instance's models, the most recently used first, in case not
+        all have room. A model that was requested since then keeps its new spec. Raises
         ``redis.RedisError``."""
         if self._is_restored:
             return
@@ -61,8 +61,8 @@ class Survivors:
         self._specs.write(self._replicas.surviving_specs())
 
     def save(self) -> None:
-        """Saves what is loaded, as soon as that changes. What ``restore`` has not read yet is not
-        ours to write."""
+        """Save the specs of loaded models when they change. Does nothing before ``restore`` has
+        read the old ones."""
         if not self._is_restored:
             return
         try:
