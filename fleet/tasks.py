@@ -45,7 +45,7 @@ def record_heartbeats() -> None:
             services.downloads_record(reports=cache_reports)
             services.downloads_expire()
         services.oversized_neurons_cut_off(client=client, now_s=time.monotonic())
-    services.wishes_publish()
+    services.desired_states_publish()
     services.redis_users_apply()
 
 

@@ -14,7 +14,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot
 from fleet.live.turns import Turn
 from fleet.placement import Catalogue, Load, place, route
-from fleet.placement.devices.residents import ground_of
+from fleet.placement.devices.eviction_candidates import capacity_of
 from fleet.placement.expected import with_load
 from fleet.placement.plan import Jobs, Observed, Unload, Waiting
 from fleet.placement.reconcile import reconcile
@@ -97,7 +97,7 @@ class Helexa:
                 neuron=turn.neuron,
                 devices=turn.devices,
                 device_bytes=turn.device_bytes,
-                victims=turn.victims,
+                evicted=turn.evicted,
                 age_s=now_s - since_s,
             )
             for turn, since_s in self._turns.items()
@@ -118,7 +118,7 @@ class Helexa:
                 neuron=turn.neuron,
                 devices=turn.devices,
                 device_bytes=turn.device_bytes,
-                victims=turn.victims,
+                evicted=turn.evicted,
             ): ages.get(turn.model, now_s)
             for turn in plan.turns
         }
@@ -133,7 +133,7 @@ class Helexa:
 
     def _compiled(self, snapshot: FleetSnapshot) -> FleetSnapshot:
         began_s = time.process_time()
-        ground_of(snapshot, self.catalogue)
+        capacity_of(snapshot, self.catalogue)
         snapshot.replicas_of("")
         snapshot.neuron("")
         self.costs.compilings.append(time.process_time() - began_s)

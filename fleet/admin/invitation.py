@@ -15,7 +15,7 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 from fleet import services
 from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import AnyForm, UnfoldAdmin
-from fleet.live.wishes import AdmissionPolicy
+from fleet.live.desired_state import AdmissionPolicy
 from fleet.models import FleetPolicy, Invitation
 from fleet.services.invitations import invitation_check
 from helexa_site.program import installation, neuron_program

@@ -13,7 +13,7 @@ from rest_framework.response import Response
 from fleet import services
 from fleet.api.access import FleetListView, FleetView
 from fleet.api.removal import removal_schema, removed
-from fleet.live.wishes import AdmissionPolicy
+from fleet.live.desired_state import AdmissionPolicy
 from fleet.models import FleetPolicy, Invitation
 from fleet.nouns.bodies import changed_row, new_row
 from fleet.nouns.of_fleet import INVITATIONS, POLICY

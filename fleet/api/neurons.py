@@ -14,7 +14,7 @@ from fleet.api.removal import removal_schema, removed
 from fleet.api.shapes import DeviceShape, NeuronShape, ReplicaShape
 from fleet.models import Device, Neuron, Replica
 
-WISHES = {
+DESIRED_STATES = {
     "drain": services.neuron_drain,
     "resume": services.neuron_resume,
     "admit": services.neuron_admit,
@@ -45,13 +45,13 @@ class NeuronView(FleetView):
         return removed(request, self.actor, remove)
 
 
-class NeuronWishView(FleetView):
+class NeuronStateView(FleetView):
     """``drain``: nothing new goes there, what runs finishes. ``resume`` ends that. ``admit`` and
     ``refuse`` say whether it belongs to the fleet."""
 
     serializer_class = NeuronShape
     queryset = Neuron.objects.none()
-    wish = ""
+    desired = ""
 
     def permission(self, method: str) -> str | None:
         return "fleet.change_neuron"
@@ -59,7 +59,7 @@ class NeuronWishView(FleetView):
     @extend_schema(request=None)
     def post(self, request: Request, name: str) -> Response:
         body_of(request)
-        WISHES[self.wish](actor=self.actor, neuron_name=name)
+        DESIRED_STATES[self.desired](actor=self.actor, neuron_name=name)
         return Response(self.get_serializer(_neuron(name)).data)
 
 

@@ -29,11 +29,11 @@ from fleet.api.jobs import (
 from fleet.api.logs import EngineLogView
 from fleet.api.models_toml import ModelsTomlView
 from fleet.api.neurons import (
-    WISHES,
+    DESIRED_STATES,
     DevicesView,
+    NeuronStateView,
     NeuronsView,
     NeuronView,
-    NeuronWishView,
     ReplicasView,
 )
 from fleet.api.overview import AssignmentsView, OverviewView
@@ -44,8 +44,8 @@ urlpatterns = [
     path("neurons", NeuronsView.as_view(), name="api-neurons"),
     path("neurons/<str:name>", NeuronView.as_view(), name="api-neuron"),
     *(
-        path(f"neurons/<str:name>/{wish}", NeuronWishView.as_view(wish=wish))
-        for wish in sorted(WISHES)
+        path(f"neurons/<str:name>/{desired}", NeuronStateView.as_view(desired=desired))
+        for desired in sorted(DESIRED_STATES)
     ),
     path("neurons/<str:name>/drill", DrillView.as_view(), name="api-neuron-drill"),
     path("neurons/<str:name>/cached", NeuronCachedView.as_view(), name="api-neuron-cached"),

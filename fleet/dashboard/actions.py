@@ -98,15 +98,15 @@ def _wake_replica(actor: Actor, pk: str) -> list[Outcome]:
 
 
 def _drain(actor: Actor, name: str) -> list[Outcome]:
-    return _wish(services.neuron_drain, actor, name, "is being drained")
+    return _set_desired(services.neuron_drain, actor, name, "is being drained")
 
 
 def _resume(actor: Actor, name: str) -> list[Outcome]:
-    return _wish(services.neuron_resume, actor, name, "takes models and requests again")
+    return _set_desired(services.neuron_resume, actor, name, "takes models and requests again")
 
 
 def _admit(actor: Actor, name: str) -> list[Outcome]:
-    return _wish(services.neuron_admit, actor, name, "is admitted")
+    return _set_desired(services.neuron_admit, actor, name, "is admitted")
 
 
 def _cancel_job(actor: Actor, pk: str) -> list[Outcome]:
@@ -117,7 +117,7 @@ def _cancel_job(actor: Actor, pk: str) -> list[Outcome]:
     return [cancel(actor=actor, job=job) for job in jobs] or [GONE]
 
 
-def _wish(
+def _set_desired(
     service: Callable[..., object], actor: Actor, name: str, came_of_it: str
 ) -> list[Outcome]:
     try:

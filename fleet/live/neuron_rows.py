@@ -24,7 +24,7 @@ OfNeuron = TypeVar("OfNeuron", Device, Replica, LoadJob, LoadMeasurement)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeuronRows:
     neuron: Neuron | None
-    wish: NeuronWish | None
+    desired: NeuronWish | None
     devices: list[Device]
     replicas: list[Replica]
     active_jobs: list[LoadJob]
@@ -40,7 +40,9 @@ def rows_by_neuron(names: Iterable[str]) -> Mapping[str, NeuronRows]:
     asked = set(names)
     known = sorted(name for name in asked if NEURON_NAME.fullmatch(name))
     neurons = {row.name: row for row in Neuron.objects.filter(name__in=known)}
-    wishes = {row.neuron_name: row for row in NeuronWish.objects.filter(neuron_name__in=known)}
+    desired_states = {
+        row.neuron_name: row for row in NeuronWish.objects.filter(neuron_name__in=known)
+    }
     theirs = Q(neuron__name__in=known)
     devices = _by_neuron(Device.objects.filter(theirs))
     replicas = _by_neuron(Replica.objects.filter(theirs))
@@ -52,7 +54,7 @@ def rows_by_neuron(names: Iterable[str]) -> Mapping[str, NeuronRows]:
         key = -1 if neuron is None else neuron.pk
         return NeuronRows(
             neuron=neuron,
-            wish=wishes.get(name),
+            desired=desired_states.get(name),
             devices=devices[key],
             replicas=replicas[key],
             active_jobs=jobs[key],

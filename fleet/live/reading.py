@@ -22,6 +22,7 @@ import redis.asyncio
 from django.conf import settings
 
 from fleet.errors import SnapshotUnavailableError
+from fleet.live.desired_state import NO_DESIRED_STATES, DesiredStates, decode_desired_states
 from fleet.live.load_orders import load_orders
 from fleet.live.neuron_reads import (
     NeuronValueError,
@@ -33,7 +34,6 @@ from fleet.live.neuron_reads import (
 from fleet.live.reports import MAX_REPORT_BYTES, Report, read_report
 from fleet.live.snapshot import FleetSnapshot, build_snapshot
 from fleet.live.turns import Turn, decode_turns, encode_turns
-from fleet.live.wishes import NO_WISHES, Wishes, decode_wishes
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.waiting import WaitingReport, decode_waiting_report
@@ -52,15 +52,15 @@ class LiveFleet:
     """What is in Redis at one moment. ``wishes`` is ``None`` where none are published."""
 
     reports: tuple[Report, ...]
-    wishes: Wishes | None
+    desired_states: DesiredStates | None
     turns: tuple[Turn, ...] = ()
 
     def snapshot(self, before: FleetSnapshot | None = None) -> FleetSnapshot:
         """``before``: its wishes hold where Redis has lost them. Reports that are not understood
         are left out: their neurons are as good as away."""
-        known = NO_WISHES if before is None else before.wishes
+        known = NO_DESIRED_STATES if before is None else before.desired_states
         heartbeats = [report.heartbeat for report in self.reports if report.heartbeat is not None]
-        return build_snapshot(heartbeats, self.wishes or known, self.turns)
+        return build_snapshot(heartbeats, self.desired_states or known, self.turns)
 
 
 async def read_snapshot(
@@ -68,11 +68,11 @@ async def read_snapshot(
 ) -> FleetSnapshot:
     """Raises ``SnapshotUnavailableError`` when Redis does not answer."""
     try:
-        names, wishes, turns = _names_wishes_turns(await _ask_for_names(client).execute())
+        names, desired_states, turns = _names_states_slices(await _ask_for_names(client).execute())
         payloads = await run_reads_async(client, _heartbeat_reads(names))
     except (redis.RedisError, OSError) as error:
         raise SnapshotUnavailableError("Redis does not answer") from error
-    return _live_fleet(names, payloads, wishes, turns).snapshot(before)
+    return _live_fleet(names, payloads, desired_states, turns).snapshot(before)
 
 
 def read_snapshot_sync(client: redis.Redis) -> FleetSnapshot:
@@ -84,11 +84,11 @@ def read_live_fleet(client: redis.Redis) -> LiveFleet:
     """Every neuron's report, whole, for those who record them. Raises ``SnapshotUnavailableError``
     when Redis does not answer."""
     try:
-        names, wishes, turns = _names_wishes_turns(_ask_for_names(client).execute())
+        names, desired_states, turns = _names_states_slices(_ask_for_names(client).execute())
         payloads = run_reads(client, _heartbeat_reads(names))
     except (redis.RedisError, OSError) as error:
         raise SnapshotUnavailableError("Redis does not answer") from error
-    return _live_fleet(names, payloads, wishes, turns)
+    return _live_fleet(names, payloads, desired_states, turns)
 
 
 def read_waiting(client: redis.Redis) -> dict[str, WaitingReport]:
@@ -143,15 +143,15 @@ def _ask_for_names(client: Any) -> Any:
     return pipeline
 
 
-def _names_wishes_turns(
+def _names_states_slices(
     replies: Sequence[Any],
-) -> tuple[list[str], Wishes | None, tuple[Turn, ...]]:
+) -> tuple[list[str], DesiredStates | None, tuple[Turn, ...]]:
     """The names of neurons that have spoken, and of those that were invited to."""
     spoken, fields, turns = replies
-    wishes = decode_wishes(fields)
+    desired_states = decode_desired_states(fields)
     names = {name.decode(errors="replace") if isinstance(name, bytes) else name for name in spoken}
-    names |= set(wishes.by_neuron if wishes else ())
-    return sorted(names), wishes, _decode_turns(turns)
+    names |= set(desired_states.by_neuron if desired_states else ())
+    return sorted(names), desired_states, _decode_turns(turns)
 
 
 def _decode_turns(payload: bytes | str | None) -> tuple[Turn, ...]:
@@ -169,7 +169,7 @@ def _heartbeat_reads(names: Sequence[str]) -> list[Read[bytes | None]]:
 def _live_fleet(
     names: Sequence[str],
     payloads: Sequence[bytes | NeuronValueError | None],
-    wishes: Wishes | None,
+    desired_states: DesiredStates | None,
     turns: tuple[Turn, ...],
 ) -> LiveFleet:
     reports = (
@@ -177,4 +177,4 @@ def _live_fleet(
         for name, payload in zip(names, payloads, strict=True)
         if payload is not None
     )
-    return LiveFleet(tuple(reports), wishes, turns)
+    return LiveFleet(tuple(reports), desired_states, turns)

@@ -1,6 +1,6 @@
 """The live fleet at one moment, frozen: what placement decides by and what /health shows.
 
-    NeuronHeartbeat*, Wishes ──build_snapshot──▶ FleetSnapshot ▷ NeuronView* ▷ ReplicaView*
+    NeuronHeartbeat*, DesiredStates ──build_snapshot──▶ FleetSnapshot ▷ NeuronView* ▷ ReplicaView*
 
 Pure: no ORM, no Redis, no clock. A neuron that is not in here is away.
 """
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from fleet.live.desired_state import NO_DESIRED_STATES, Admission, DesiredStates
 from fleet.live.turns import Turn
-from fleet.live.wishes import NO_WISHES, Admission, Wishes
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
     PROTOCOL,
@@ -170,7 +170,7 @@ class FleetSnapshot:
     """``neurons`` are sorted by name."""
 
     neurons: tuple[NeuronView, ...]
-    wishes: Wishes = NO_WISHES
+    desired_states: DesiredStates = NO_DESIRED_STATES
     """As last published: what holds for neurons that are not here as well."""
 
     absent: tuple[Absence, ...] = ()
@@ -211,12 +211,12 @@ class FleetSnapshot:
 
 def build_snapshot(
     heartbeats: Iterable[NeuronHeartbeat],
-    wishes: Wishes = NO_WISHES,
+    desired_states: DesiredStates = NO_DESIRED_STATES,
     turns: tuple[Turn, ...] = (),
 ) -> FleetSnapshot:
-    views = (_neuron_view(heartbeat, wishes) for heartbeat in heartbeats)
+    views = (_neuron_view(heartbeat, desired_states) for heartbeat in heartbeats)
     neurons = tuple(sorted(views, key=lambda view: view.name))
-    return FleetSnapshot(neurons=neurons, wishes=wishes, turns=turns)
+    return FleetSnapshot(neurons=neurons, desired_states=desired_states, turns=turns)
 
 
 def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:
@@ -237,8 +237,8 @@ def protocol_problems(heartbeat: NeuronHeartbeat) -> list[str]:
     ]
 
 
-def _neuron_view(heartbeat: NeuronHeartbeat, wishes: Wishes) -> NeuronView:
-    wish = wishes.of(heartbeat.name)
+def _neuron_view(heartbeat: NeuronHeartbeat, desired_states: DesiredStates) -> NeuronView:
+    desired = desired_states.of(heartbeat.name)
     return NeuronView(
         name=heartbeat.name,
         epoch=heartbeat.epoch,
@@ -250,11 +250,11 @@ def _neuron_view(heartbeat: NeuronHeartbeat, wishes: Wishes) -> NeuronView:
         ),
         problems=(*heartbeat.host.problems, *protocol_problems(heartbeat)),
         cuda_unavailable=heartbeat.host.cuda_unavailable,
-        is_draining=wish.drain or heartbeat.is_leaving,
+        is_draining=desired.drain or heartbeat.is_leaving,
         is_leaving=heartbeat.is_leaving,
         thread_problems=tuple(heartbeat.thread_problems),
         is_ready=heartbeat.is_ready,
-        is_admitted=wish.admission is Admission.ADMITTED,
+        is_admitted=desired.admission is Admission.ADMITTED,
         speaks_our_protocol=heartbeat.protocol == PROTOCOL,
     )
 

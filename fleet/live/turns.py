@@ -1,9 +1,9 @@
-"""Whose turn it is on devices that more models are asked for than fit.
+"""Time slices on devices that more models are requested for than fit.
 
     control decides ─▶ helexa:turns ─▶ every gateway's snapshot ─▶ placement keeps the room
 
-A turn begins when replicas that are in use are told to leave, and ends when the model that waited
-is loaded there. Until then the room is promised to it.
+A turn (time slice) begins when replicas that are in use begin to drain, and ends when the waiting
+model is loaded there. Until then the room is promised to it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...]
     device_bytes: int
     """Promised on each of them."""
-    victims: tuple[str, ...] = ()
-    """The models that leave for it."""
+    evicted: tuple[str, ...] = msgspec.field(default=(), name="victims")
+    """The models that are evicted for it."""
     age_s: float = 0.0
     """Since it was given."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 
-from fleet.live.wishes import Admission, AdmissionPolicy, Wish
+from fleet.live.desired_state import Admission, AdmissionPolicy, DesiredState
 
 
 class NeuronWish(models.Model):
@@ -39,8 +39,8 @@ class NeuronWish(models.Model):
     def __str__(self) -> str:
         return self.neuron_name
 
-    def wish(self) -> Wish:
-        return Wish(
+    def desired_state(self) -> DesiredState:
+        return DesiredState(
             drain=self.drain_wanted_at is not None,
             admission=Admission(self.admission),
         )

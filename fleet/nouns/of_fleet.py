@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet.catalogue.kinds import Text, Word
-from fleet.live.wishes import AdmissionPolicy
+from fleet.live.desired_state import AdmissionPolicy
 from fleet.nouns.field import Field
 from fleet.nouns.noun import Noun
 

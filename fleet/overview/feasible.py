@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.desired_state import KnownDevice
 from fleet.live.measurements import DeviceKind
-from fleet.live.wishes import KnownDevice
 from fleet.overview.lines import DeviceLine, NeuronLine
 from fleet.placement.devices.needs import Needs
 from fleet.placement.returning import is_large_enough

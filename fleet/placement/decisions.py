@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fleet.catalogue import CatalogueEntry
 
 Catalogue = Mapping[str, CatalogueEntry]
-"""Every enabled model by its name: what resident models are worth."""
+"""Every enabled model by its name: what evictable models are worth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Wait:
 class Reject:
     """``code`` is no_neuron, not_enough_memory, model_recovering, load_failed (each a 503), or the
     code of a failure that no retry cures; ``message`` is for the client. ``retry_after_s`` is None
-    where a retry makes no sense until somebody changes something."""
+    where a retry makes no sense until the operator changes something."""
 
     code: str
     message: str

@@ -1,6 +1,6 @@
-"""A snapshot as it will look once what was decided shows in heartbeats.
+"""A snapshot as it will look once decisions show in heartbeats.
 
-Whoever decides several things on one snapshot sees each decision in the next one. Pure.
+A caller that makes several decisions on one snapshot applies each before the next one. Pure.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.live.turns import Turn
 from fleet.placement.decisions import Load
+from fleet.placement.devices.eviction_candidates import devices_of, freed_bytes
 from fleet.placement.devices.needs import Needs
-from fleet.placement.devices.residents import devices_of, freed_bytes
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus, device_name
 
 

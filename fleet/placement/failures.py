@@ -16,11 +16,11 @@ FAILED_LOAD_BACKOFF_S = 30.0
 in a row for twice as long."""
 BACKOFF = Backoff(first_s=FAILED_LOAD_BACKOFF_S, max_s=600.0)
 UNFIT_BACKOFF_S = 5.0
-"""The same for the first load that did not fit and said what it needs: by then that is recorded,
-and the next one goes where so much is free, or makes room."""
+"""The same for the first load that did not fit and reported its need: by then that is recorded, and
+the next one goes where so much is free, or evicts."""
 DOES_NOT_FIT = "does_not_fit"
 LOST_ITS_ROOM = "lost_its_room"
-"""What was to leave for it was in use after all: nothing is wrong, and it is placed again."""
+"""The replicas to evict were in use after all. This is no failure: the load is retried."""
 LOCAL_SOURCE = "path:"
 LOCAL_FAILURES = frozenset({"exceeds_device", "repo_fetch_failed"})
 """Permanent on that neuron; another one may be larger, or have a token that may read it."""
@@ -32,7 +32,7 @@ class FailedLoads:
 
     recent: tuple[ReplicaView, ...] = ()
     unfit: tuple[ReplicaView, ...] = ()
-    """Those recent ones that said what they need, and are tried again soon."""
+    """Recent failures that reported their need and are retried soon."""
     unchanged: tuple[ReplicaView, ...] = ()
     """Loads that would fail again until something is freed on their neuron."""
     permanent: tuple[ReplicaView, ...] = ()
@@ -88,8 +88,8 @@ def retry_in_s(failed: ReplicaView, *, is_unfit: bool = False) -> float:
 
 
 def _is_placed_by_its_need(entry: CatalogueEntry, failed: ReplicaView) -> bool:
-    """Whether placement already knows the need: the failed load said it, and no measurement of the
-    model there says less."""
+    """Whether placement already knows the need: the failed load reported it, and no measurement of
+    the model there is smaller."""
     failure = failed.failure
     if failure is None or failure.code != DOES_NOT_FIT or failure.needed_bytes is None:
         return False

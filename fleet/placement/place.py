@@ -23,10 +23,10 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.load_estimates import load_estimate
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement.decisions import Catalogue, Decision, Load, Route, Wait
-from fleet.placement.devices.residents import ground_of
+from fleet.placement.devices.candidates import PlacementCandidate
+from fleet.placement.devices.eviction_candidates import capacity_of
 from fleet.placement.devices.room import find_room
 from fleet.placement.devices.sleeping import WAKE_AGAIN_S, asleep_of
-from fleet.placement.devices.spots import Spot
 from fleet.placement.failures import NONE_FAILED, failed_loads, retry_in_s
 from fleet.placement.refusals import never_loads, refuse
 from fleet.placement.returning import returning_hosts
@@ -34,7 +34,8 @@ from fleet.placement.routing import RoutingHint, choose_replica
 from inference.protocol.heartbeat import ReplicaStatus
 
 GONE_ETA_S = 5.0
-"""Told for a neuron that fell silent: it is back by then, or the model is loaded elsewhere."""
+"""Estimated seconds for a neuron that fell silent: by then it is back, or the model is loaded
+elsewhere."""
 
 
 def place(
@@ -45,8 +46,8 @@ def place(
     hint: RoutingHint | None = None,
     tries_again: bool = False,
 ) -> Decision:
-    """``catalogue`` says what other models are worth; without it nothing is evicted.
-    ``tries_again``: an operator asks for a load, whatever is known of failures."""
+    """``catalogue`` has the priorities of other models; without it nothing is evicted.
+    ``tries_again``: an operator asks for a load, so earlier failures are ignored."""
     if routed := route(entry, snapshot, hint=hint):
         return routed
     replicas = _reachable(snapshot, entry.name)
@@ -57,13 +58,13 @@ def place(
     failed = NONE_FAILED if tries_again else failed_loads(entry, replicas)
     if failed.everywhere is not None:
         return never_loads(entry, failed.everywhere)
-    ground = ground_of(snapshot, catalogue)
+    capacity = capacity_of(snapshot, catalogue)
     draining = _with_status(replicas, ReplicaStatus.DRAINING)
     excluded = failed.neurons | {replica.neuron for replica in draining}
     asleep = asleep_of(entry, replicas)
-    room = find_room(entry, ground, excluded=excluded, asleep=asleep)
-    if room.spot is not None:
-        return load_decision(entry, room.spot)
+    room = find_room(entry, capacity, excluded=excluded, asleep=asleep)
+    if room.candidate is not None:
+        return load_decision(entry, room.candidate)
     if draining:
         return _wait(entry, min(draining, key=_soonest))
     if room.turn is not None:
@@ -74,7 +75,7 @@ def place(
         return _wait_to_wake(entry, asleep.neurons)
     permanent = {replica.neuron for replica in failed.permanent}
     returning = returning_hosts(entry, snapshot, excluded=permanent)
-    return refuse(entry, snapshot, ground, failed, returning)
+    return refuse(entry, snapshot, capacity, failed, returning)
 
 
 def route(
@@ -84,8 +85,8 @@ def route(
     hint: RoutingHint | None = None,
     sent: Mapping[str, int] | None = None,
 ) -> Route | None:
-    """``None``: no replica serves it now. ``sent`` are requests for it that each neuron was sent
-    and that no heartbeat tells of yet."""
+    """``None``: no replica serves it now. ``sent`` counts, by neuron, requests for it that were
+    sent there and that no heartbeat shows yet."""
     ready = _serving(entry, snapshot, _reachable(snapshot, entry.name))
     if not ready:
         return None
@@ -97,8 +98,10 @@ def route(
     return Route(neuron=choose_replica(ready, hint).neuron, model=entry.name)
 
 
-def load_decision(entry: CatalogueEntry, spot: Spot) -> Load:
-    return Load(neuron=spot.neuron, model=entry.name, devices=spot.devices, evict=spot.evict)
+def load_decision(entry: CatalogueEntry, candidate: PlacementCandidate) -> Load:
+    return Load(
+        neuron=candidate.neuron, model=entry.name, devices=candidate.devices, evict=candidate.evict
+    )
 
 
 def _reachable(snapshot: FleetSnapshot, model: str) -> list[ReplicaView]:
@@ -194,7 +197,7 @@ def _wait_for_return(entry: CatalogueEntry, absent: Sequence[str]) -> Wait:
     )
 
 
-def _wait_for_turn(entry: CatalogueEntry, turn: Spot) -> Wait:
+def _wait_for_turn(entry: CatalogueEntry, turn: PlacementCandidate) -> Wait:
     where = f"{' and '.join(turn.devices)} of {turn.neuron}"
     users = ", ".join(turn.evict)
     return Wait(

@@ -1,4 +1,4 @@
-"""One load on one neuron that somebody has named: its devices, and what leaves for it. Pure."""
+"""Places a load on a neuron that the operator named: its devices and evictions. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.placement.decisions import Catalogue, Load, Reject
-from fleet.placement.devices.residents import Ground
+from fleet.placement.devices.eviction_candidates import FleetCapacity
 from fleet.placement.devices.room import find_room
 from fleet.placement.devices.sleeping import asleep_of
 from fleet.placement.failures import NONE_FAILED
@@ -21,19 +21,19 @@ def place_on(
     snapshot: FleetSnapshot,
     catalogue: Catalogue | None = None,
 ) -> Load | Reject:
-    """Whatever is known of failures, and though the neuron drains: somebody wants it there."""
+    """Ignores earlier failures and a drain of the neuron: the operator wants it there."""
     willing = replace(neuron, is_draining=False, is_leaving=False, is_admitted=True)
     alone = replace(
         snapshot,
         neurons=tuple(willing if one.name == neuron.name else one for one in snapshot.neurons),
     )
-    ground = Ground(alone, catalogue)
-    here = ground.only(neuron.name)
+    capacity = FleetCapacity(alone, catalogue)
+    here = capacity.only(neuron.name)
     held = neuron.replica_of(entry.name)
     asleep = asleep_of(entry, [held] if held is not None else [])
     room = find_room(entry, here, asleep=asleep)
-    if room.spot is not None:
-        return load_decision(entry, room.spot)
+    if room.candidate is not None:
+        return load_decision(entry, room.candidate)
     return refuse(entry, alone, here, NONE_FAILED)
 
 

@@ -40,17 +40,17 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
-    """What is known of load jobs."""
+    """The state of load jobs."""
 
     loading: frozenset[tuple[str, str]] = frozenset()
-    """(model, neuron) of loads that are under way: a heartbeat may not tell of them yet."""
+    """(model, neuron) of loads that are under way: a heartbeat may not show them yet."""
     unloading: frozenset[tuple[str, str]] = frozenset()
     """(model, neuron) of unloads that are under way; those that fall asleep are among them."""
     to_restore: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Keys are neurons. Values are the models that were loaded there before a drain, or before they
     made room for another model, and that are not loaded again yet; the last used first."""
     evicting: frozenset[tuple[str, str]] = frozenset()
-    """(model, neuron) of what is to leave for loads that are under way."""
+    """(model, neuron) of replicas that leave for loads under way."""
     num_failures: Mapping[str, int] = field(default_factory=dict)
     """How many loads of each model have failed in a row."""
     failed_age_s: Mapping[str, float] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Jobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What one snapshot alone does not tell."""
+    """Observations that one snapshot alone does not contain."""
 
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     queue_long_s: Mapping[str, float] = field(default_factory=dict)

@@ -1,11 +1,10 @@
-"""What the control does about the fleet in one tick. Pure.
+"""Decides the control plane's actions of one tick. Pure.
 
-    too few replicas ─▶ Load, with back-off after failures; what a neuron that blinks holds counts
-    a long queue ─────▶ Load of one more, where there is room without evicting anybody
-    too many, idle ───▶ Unload, or Sleep where the operator says so and the host has room
-    a neuron drains ──▶ Load elsewhere what is assigned or in use, then Unload it there
-    its drain is over ▶ Load there again what was loaded before it, as room allows
-    models that wait ─▶ turns
+    too few replicas ─▶ Load, with back-off after failures; replicas of a briefly absent neuron
+    count a long queue ─────▶ Load of one more, where there is room without an eviction too
+    many, idle ───▶ Unload, or Sleep where the operator enabled it and the host has room a neuron
+    drains ──▶ Load assigned and used models elsewhere, then Unload them there its drain is over ▶
+    Load there the models from before the drain, as room allows models that wait ─▶ turns
 
 Each action is seen by those after it, as if its load had begun. A tick starts a few loads at most:
 the next one is a second away.
@@ -21,10 +20,10 @@ from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.live.turns import Turn
 from fleet.placement.assignments import Assignment, assignment_of
 from fleet.placement.decisions import Catalogue
-from fleet.placement.devices.residents import HELD, REPLACEABLE, ground_of, idle_age_s
+from fleet.placement.devices.candidates import PlacementCandidate
+from fleet.placement.devices.eviction_candidates import HELD, REPLACEABLE, capacity_of, idle_age_s
 from fleet.placement.devices.room import find_room
 from fleet.placement.devices.sleeping import asleep_of, has_just_refused, may_sleep
-from fleet.placement.devices.spots import Spot
 from fleet.placement.devices.surplus import surplus_leaves, unknown_leaves
 from fleet.placement.expected import with_load, with_turns, with_unload
 from fleet.placement.failures import failed_loads
@@ -42,9 +41,9 @@ QUEUE_LONG_S = 10.0
 LONG_QUEUE = 4
 """Requests that wait at each of a model's replicas."""
 SERVES_SOON = {ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOVERING}
-NOBODY_WAITS = Waiting(num_requests=0, oldest_s=0.0)
+NONE_WAITING = Waiting(num_requests=0, oldest_s=0.0)
 MOVE_IDLE_S = 2.0
-"""A replica that nobody must have leaves a draining neuron when it is idle for so long."""
+"""A replica that is not required leaves a draining neuron when it is idle for so long."""
 
 
 def reconcile(
@@ -88,7 +87,7 @@ class _Tick:
             for entry in self._catalogue.values()
             if entry.effective_min_replicas and self._num_missing(entry) > 0
         ]
-        wanted = {entry.name: NOBODY_WAITS for entry in missing} | dict(self._observed.waiting)
+        wanted = {entry.name: NONE_WAITING for entry in missing} | dict(self._observed.waiting)
         kept = turns_kept(turns, self._snapshot, wanted)
         self._snapshot = with_turns(self._snapshot, kept)
         for entry in missing:
@@ -102,8 +101,8 @@ class _Tick:
         return Plan(actions=tuple(self._actions), turns=self._snapshot.turns, restored=restored)
 
     def _restore_drained(self) -> dict[str, frozenset[str]]:
-        """Loads what was loaded before a drain, or before it made room. Returns, by neuron, what is
-        settled."""
+        """Load the models from before a drain, or from before an eviction. Returns, by neuron, the
+        models that are settled."""
         restored = {}
         for name, models in self._jobs.to_restore.items():
             neuron = self._snapshot.neuron(name)
@@ -129,11 +128,11 @@ class _Tick:
             return held.status in REPLACEABLE or (held.status is ReplicaStatus.READY and is_alone)
         if neuron_name in self._pending[model] or not self._may_begin(model):
             return False
-        ground = ground_of(self._snapshot, self._catalogue).only(neuron_name)
-        room = find_room(entry, ground, may_evict=False)
-        if room.spot is None:
+        capacity = capacity_of(self._snapshot, self._catalogue).only(neuron_name)
+        room = find_room(entry, capacity, may_evict=False)
+        if room.candidate is None:
             return True
-        self._begin_load(entry, room.spot)
+        self._begin_load(entry, room.candidate)
         return False
 
     def _look_at(self, model: str, replicas: Sequence[ReplicaView]) -> None:
@@ -153,7 +152,7 @@ class _Tick:
             self._load_one_more(entry, assignment)
 
     def _load_one_more(self, entry: CatalogueEntry, assignment: Assignment) -> None:
-        """Only where nobody has to leave for it, and one at a time."""
+        """Only where it needs no eviction, and one at a time."""
         held = [r for r in self._snapshot.replicas_of(entry.name) if r.status in HELD]
         is_under_way = any(r.status is not ReplicaStatus.READY for r in held)
         if len(held) < assignment.max_replicas and not is_under_way:
@@ -216,14 +215,14 @@ class _Tick:
             return
         excluded = {r.neuron for r in replicas if r.status not in REPLACEABLE}
         excluded |= failed.neurons | self._pending[entry.name]
-        ground = ground_of(self._snapshot, self._catalogue)
+        capacity = capacity_of(self._snapshot, self._catalogue)
         asleep = asleep_of(entry, replicas)
-        room = find_room(entry, ground, excluded=excluded, may_evict=may_evict, asleep=asleep)
-        if room.spot is not None:
-            self._begin_load(entry, room.spot)
+        room = find_room(entry, capacity, excluded=excluded, may_evict=may_evict, asleep=asleep)
+        if room.candidate is not None:
+            self._begin_load(entry, room.candidate)
 
-    def _begin_load(self, entry: CatalogueEntry, spot: Spot) -> None:
-        load = load_decision(entry, spot)
+    def _begin_load(self, entry: CatalogueEntry, candidate: PlacementCandidate) -> None:
+        load = load_decision(entry, candidate)
         self._num_loads += 1
         self._actions.append(load)
         self._snapshot = with_load(self._snapshot, load, entry)

@@ -1,4 +1,4 @@
-"""Why a model cannot be had now, in words and numbers for whoever asked."""
+"""Refusals of placement: why a model cannot be loaded now, as text and numbers for the client."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement.decisions import Reject
-from fleet.placement.devices.grounds import DeviceGround
+from fleet.placement.devices.capacity import DeviceCapacity
+from fleet.placement.devices.eviction_candidates import FleetCapacity
 from fleet.placement.devices.needs import Needs
-from fleet.placement.devices.residents import Ground
 from fleet.placement.failures import LOCAL_SOURCE, FailedLoads, retry_in_s
 from fleet.placement.returning import UnavailableHost, recovering
 from inference.protocol.load import SUGGESTIONS
@@ -21,9 +21,10 @@ UNCHANGED_RETRY_AFTER_S = 60.0
 
 
 def never_loads(entry: CatalogueEntry, failed: ReplicaView) -> Reject:
-    """Nothing is tried again until somebody changes something, so nobody is asked to try."""
+    """A permanent failure: nothing is retried until the operator changes something, so there is no
+    Retry-After."""
     failure = failed.failure
-    assert failure is not None, "a failure that nobody told is not permanent"
+    assert failure is not None, "a failure without a report is not permanent"
     return Reject(
         code=failure.code,
         message=f"{failed.model} cannot be loaded: {failure.message} (on {failed.neuron}). It is "
@@ -42,7 +43,7 @@ def _model_id(entry: CatalogueEntry) -> str:
 def refuse(
     entry: CatalogueEntry,
     snapshot: FleetSnapshot,
-    ground: Ground,
+    capacity: FleetCapacity,
     failed: FailedLoads,
     returning: Sequence[UnavailableHost] = (),
 ) -> Reject:
@@ -50,12 +51,12 @@ def refuse(
     refused for now and not for good."""
     if failed.recent:
         return _load_failed(entry, failed.recent)
-    short = _short(entry, ground, failed)
+    short = _short(entry, capacity, failed)
     if short is not None and short.retry_after_s is not None:
         return short
     if returning:
         return recovering(entry, returning)
-    if barred := _barred(entry, ground):
+    if barred := _barred(entry, capacity):
         return barred
     if failed.unchanged:
         return _load_unchanged(entry, failed.unchanged[0])
@@ -70,9 +71,9 @@ def refuse(
     )
 
 
-def _barred(entry: CatalogueEntry, ground: Ground) -> Reject | None:
+def _barred(entry: CatalogueEntry, capacity: FleetCapacity) -> Reject | None:
     """A broken driver is the host's state: the model comes back with its cards."""
-    for neuron, why in ground.barred(entry).items():
+    for neuron, why in capacity.barred(entry).items():
         if neuron in (entry.pinned_on or (neuron,)):
             return Reject(
                 code="cuda_unavailable",
@@ -108,17 +109,17 @@ def _load_unchanged(entry: CatalogueEntry, failed: ReplicaView) -> Reject:
     )
 
 
-def _short(entry: CatalogueEntry, ground: Ground, failed: FailedLoads) -> Reject | None:
-    """The neuron that comes closest speaks for all, one whose devices are large enough first."""
+def _short(entry: CatalogueEntry, capacity: FleetCapacity, failed: FailedLoads) -> Reject | None:
+    """The refusal of the neuron that comes closest; those with large enough devices come first."""
     needs = Needs(entry)
     closest = min(
         (
             found
             for kind in needs.kinds
-            for neuron, here in ground.by_kind[kind].items()
+            for neuron, here in capacity.by_kind[kind].items()
             if neuron not in failed.neurons
             and neuron in (entry.pinned_on or (neuron,))
-            and not (kind == "cpu" and neuron in ground.barred(entry))
+            and not (kind == "cpu" and neuron in capacity.barred(entry))
             if (found := _lacking(needs, kind, neuron, here.devices)) is not None
         ),
         default=None,
@@ -148,15 +149,15 @@ def _short(entry: CatalogueEntry, ground: Ground, failed: FailedLoads) -> Reject
 
 
 def _lacking(
-    needs: Needs, kind: DeviceKind, neuron: str, devices: Sequence[DeviceGround]
+    needs: Needs, kind: DeviceKind, neuron: str, devices: Sequence[DeviceCapacity]
 ) -> tuple[bool, int, str, str, int, int, int] | None:
-    """What is missing on the device that decides. ``None``: nothing that has a number."""
+    """The bytes missing on the decisive device. ``None``: nothing with a number."""
     needed = needs.device_bytes(neuron, kind)
     if needed is None or len(devices) < needs.num_devices:
         return None
     model = needs.entry.name
 
-    def lacking(device: DeviceGround) -> tuple[bool, int, str]:
+    def lacking(device: DeviceCapacity) -> tuple[bool, int, str]:
         total = device.info.total_memory_bytes
         is_too_small = total < max(needed, needs.least_total_bytes)
         return (is_too_small, needed - device.free_bytes(model), device.name)

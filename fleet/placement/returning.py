@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.desired_state import Admission, KnownDevice
 from fleet.live.snapshot import FleetSnapshot, NeuronView
-from fleet.live.wishes import Admission, KnownDevice
 from fleet.placement.decisions import Reject
 from fleet.placement.devices.needs import Needs
 from inference.protocol.heartbeat import DeviceInfo
@@ -23,7 +23,8 @@ MAX_RETURN_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnavailableHost:
-    """``state`` is in words; ``since_s`` is ``None`` where nobody knows since when."""
+    """``state`` is for the client's message; ``since_s``: seconds in that state, ``None`` if
+    unknown."""
 
     name: str
     devices: Sequence[DeviceInfo | KnownDevice]
@@ -46,21 +47,21 @@ def unavailable_hosts(snapshot: FleetSnapshot) -> Iterator[UnavailableHost]:
     """The hosts that are admitted and take no loads now, with the devices last known of them."""
     for neuron in snapshot.neurons:
         if neuron.is_admitted and not neuron.may_load:
-            host = snapshot.wishes.of(neuron.name).host
+            host = snapshot.desired_states.of(neuron.name).host
             yield UnavailableHost(
                 name=neuron.name,
                 devices=neuron.devices,
                 state=_state(neuron),
                 since_s=None if host is None else host.draining_s,
             )
-    for name, wish in sorted(snapshot.wishes.by_neuron.items()):
-        is_away = snapshot.neuron(name) is None and wish.admission is Admission.ADMITTED
-        if is_away and wish.host is not None:
+    for name, desired in sorted(snapshot.desired_states.by_neuron.items()):
+        is_away = snapshot.neuron(name) is None and desired.admission is Admission.ADMITTED
+        if is_away and desired.host is not None:
             yield UnavailableHost(
                 name=name,
-                devices=wish.host.devices,
+                devices=desired.host.devices,
                 state="away",
-                since_s=wish.host.away_s,
+                since_s=desired.host.away_s,
             )
 
 
@@ -81,8 +82,8 @@ def returning_hosts(
 
 
 def is_large_enough(needs: Needs, neuron: str, devices: Sequence[DeviceInfo | KnownDevice]) -> bool:
-    """Whether the devices of one neuron are as many and as large as a model asks for, whatever is
-    on them. Where nobody knows what it needs, their number decides."""
+    """Whether the devices of one neuron are as many and as large as a model needs, ignoring what
+    they hold. If the need is unknown, their number decides."""
     for kind in needs.kinds:
         least = max(needs.least_total_bytes, needs.device_bytes(neuron, kind) or 0)
         sizes = [device.total_memory_bytes for device in devices if device.kind == kind]

@@ -26,7 +26,7 @@ SLACK = 1
 @dataclass(frozen=True, slots=True)
 class RoutingHint:
     """Hashes of the request's first messages, the shortest prefix first. All turns of a
-    conversation share the first one; the longer ones tell conversations apart that begin alike."""
+    conversation share the first one; the longer ones distinguish conversations that begin alike."""
 
     prefixes: tuple[bytes, ...] = ()
 

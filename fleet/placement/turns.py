@@ -1,11 +1,11 @@
-"""Whose turn it is on devices where models that do not fit together are both in use.
+"""Schedules time slices on devices where models that do not fit together are both in use.
 
     a model waits ─▶ those in use there have had their turn ─▶ they are drained, and the room is
                      promised to the one that has waited longest ─▶ it is loaded, and has its turn
 
-Requests for a model that waits are collated meanwhile: its turn serves all of them. A turn lasts
-``turn_s`` at least, so nothing thrashes, and nobody waits for more than one turn of each model that
-waits longer. Pure.
+Requests for a model that waits are collated meanwhile: its turn serves all of them. A time slice
+lasts ``turn_s`` at least, so models do not thrash. A model waits for at most one slice of each
+model that has waited longer. Pure.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from fleet.live.snapshot import FleetSnapshot
 from fleet.live.turns import Turn
 from fleet.placement.decisions import Catalogue
-from fleet.placement.devices.residents import HELD, REPLACEABLE, ground_of
+from fleet.placement.devices.candidates import PlacementCandidate
+from fleet.placement.devices.eviction_candidates import HELD, REPLACEABLE, capacity_of
 from fleet.placement.devices.room import Room, find_room
 from fleet.placement.devices.sleeping import asleep_of
-from fleet.placement.devices.spots import Spot
 from fleet.placement.failures import failed_loads
 from fleet.placement.plan import Unload, Waiting
 from inference.protocol.heartbeat import ReplicaStatus
@@ -54,30 +54,30 @@ def turn_given(
     failed = failed_loads(entry, replicas)
     if failed.everywhere is not None:
         return None
-    ground, asleep = ground_of(snapshot, catalogue), asleep_of(entry, replicas)
-    room: Room = find_room(entry, ground, excluded=failed.neurons, asleep=asleep)
+    capacity, asleep = capacity_of(snapshot, catalogue), asleep_of(entry, replicas)
+    room: Room = find_room(entry, capacity, excluded=failed.neurons, asleep=asleep)
     if room.turn is None or room.turn.is_promised or room.turn.ready_in_s > 0:
         return None
     return _turn(model, room.turn), tuple(_leaving(model, room.turn))
 
 
-def _turn(model: str, spot: Spot) -> Turn:
+def _turn(model: str, candidate: PlacementCandidate) -> Turn:
     return Turn(
         model=model,
-        neuron=spot.neuron,
-        devices=spot.devices,
-        device_bytes=spot.device_bytes or 0,
-        victims=spot.evict,
+        neuron=candidate.neuron,
+        devices=candidate.devices,
+        device_bytes=candidate.device_bytes or 0,
+        evicted=candidate.evict,
     )
 
 
-def _leaving(model: str, spot: Spot) -> list[Unload]:
+def _leaving(model: str, candidate: PlacementCandidate) -> list[Unload]:
     return [
         Unload(
-            neuron=spot.neuron,
-            model=victim.replica.model,
+            neuron=candidate.neuron,
+            model=one.replica.model,
             reason=f"{model} has waited for its turn",
         )
-        for victim in spot.victims
-        if victim.replica.status is not ReplicaStatus.DRAINING
+        for one in candidate.evicted
+        if one.replica.status is not ReplicaStatus.DRAINING
     ]

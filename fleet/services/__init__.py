@@ -46,6 +46,8 @@ from fleet.services.load_jobs import (
 from fleet.services.model_loads import model_load_start
 from fleet.services.neurons import (
     admission_policy_set,
+    desired_states_publish,
+    desired_states_read,
     neuron_admit,
     neuron_drain,
     neuron_expect,
@@ -53,8 +55,6 @@ from fleet.services.neurons import (
     neuron_refuse,
     neuron_remove,
     neuron_resume,
-    wishes_publish,
-    wishes_read,
 )
 from fleet.services.placed_loads import placed_load_start
 from fleet.services.pulled_models import pulled_model_offer
@@ -80,6 +80,8 @@ __all__ = [
     "catalogue_model_update",
     "default_model_ensure",
     "default_model_offer",
+    "desired_states_publish",
+    "desired_states_read",
     "download_cancel",
     "download_delete_start",
     "download_start",
@@ -122,6 +124,4 @@ __all__ = [
     "sleep_job_start",
     "unload_job_start",
     "wake_job_start",
-    "wishes_publish",
-    "wishes_read",
 ]

@@ -28,15 +28,15 @@ from fleet.lifecycles import (
     RecordedReplicaStatus,
     ensure_transition,
 )
+from fleet.live.desired_state import Admission
 from fleet.live.neuron_rows import NeuronRows, neuron_rows
 from fleet.live.reports import Report, tell_refusal
 from fleet.live.snapshot import FleetSnapshot, protocol_problems
-from fleet.live.wishes import Admission
 from fleet.models import CatalogueModel, Device, LoadJob, Neuron, NeuronWish, Replica
 from fleet.services.job_moves import adapter_unload_advance, load_job_advance
 from fleet.services.kept_unloaded import kept_unloaded_forget_neuron
 from fleet.services.load_measurements import prefill_averages_record
-from fleet.services.neurons import neuron_wish_of_first_sight
+from fleet.services.neurons import desired_state_of_first_sight
 from inference.protocol.heartbeat import (
     DeviceInfo,
     NeuronHeartbeat,
@@ -79,8 +79,8 @@ def heartbeat_record(*, heartbeat: NeuronHeartbeat, rows: NeuronRows | None = No
     how fast its prompts go. ``rows``: of that neuron, where they have been read."""
     now = timezone.now()
     rows = rows or neuron_rows(heartbeat.name)
-    wish = rows.wish or neuron_wish_of_first_sight(heartbeat.name)
-    neuron = _neuron_record(rows.neuron, heartbeat, wish, now)
+    desired = rows.desired or desired_state_of_first_sight(heartbeat.name)
+    neuron = _neuron_record(rows.neuron, heartbeat, desired, now)
     _devices_record(neuron, rows.devices, heartbeat.devices, refresh=neuron.last_seen_at == now)
     _replicas_record(neuron, rows.replicas, heartbeat.replicas)
     _load_jobs_advance(rows.active_jobs, heartbeat.replicas, now)
@@ -122,10 +122,10 @@ def problem_record(name: str, problem: str) -> None:
 
 
 def _neuron_record(
-    neuron: Neuron | None, heartbeat: NeuronHeartbeat, wish: NeuronWish, now: datetime
+    neuron: Neuron | None, heartbeat: NeuronHeartbeat, desired: NeuronWish, now: datetime
 ) -> Neuron:
     """The row, with ``last_seen_at == now`` when it was written."""
-    status = _status(heartbeat, wish)
+    status = _status(heartbeat, desired)
     described: dict[str, Any] = {
         "epoch": heartbeat.epoch,
         "version": heartbeat.version,
@@ -158,7 +158,7 @@ def _neuron_record(
         logger.info("neuron %s was %s and is %s", neuron.name, before, status)
     if neuron.epoch != heartbeat.epoch:
         kept_unloaded_forget_neuron(neuron_name=neuron.name)
-    described["drained_at"] = _drained_at(neuron, heartbeat, wish, now)
+    described["drained_at"] = _drained_at(neuron, heartbeat, desired, now)
     if _differs(neuron, described) or now - neuron.last_seen_at >= REFRESH_EVERY:
         _write(neuron, described | seen)
     return neuron
@@ -170,20 +170,20 @@ def _version_problems(version: str) -> list[str]:
     return [f"it runs helexa {version or 'of an unknown version'}, and the control {VERSION}"]
 
 
-def _status(heartbeat: NeuronHeartbeat, wish: NeuronWish) -> NeuronStatus:
-    if wish.admission != Admission.ADMITTED:
+def _status(heartbeat: NeuronHeartbeat, desired: NeuronWish) -> NeuronStatus:
+    if desired.admission != Admission.ADMITTED:
         return NeuronStatus.REFUSED
-    if wish.drain_wanted_at is not None or heartbeat.is_leaving:
+    if desired.drain_wanted_at is not None or heartbeat.is_leaving:
         return NeuronStatus.DRAINING
     return NeuronStatus.ONLINE
 
 
 def _drained_at(
-    neuron: Neuron, heartbeat: NeuronHeartbeat, wish: NeuronWish, now: datetime
+    neuron: Neuron, heartbeat: NeuronHeartbeat, desired: NeuronWish, now: datetime
 ) -> datetime | None:
     """Since when nothing runs there. Not before gateways have read the wish, and what they sent
     until then has shown in a report."""
-    if wish.drain_wanted_at is None or now - wish.drain_wanted_at < DRAIN_SETTLES_AFTER:
+    if desired.drain_wanted_at is None or now - desired.drain_wanted_at < DRAIN_SETTLES_AFTER:
         return None
     is_busy = any(_is_busy(state) for state in heartbeat.replicas)
     return None if is_busy else neuron.drained_at or now

@@ -19,8 +19,8 @@ from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.models import LoadJob
 from fleet.placement import Load, Reject, Route, Wait, place
+from fleet.placement.devices.eviction_candidates import REPLACEABLE
 from fleet.placement.devices.needs import Needs
-from fleet.placement.devices.residents import REPLACEABLE
 from fleet.placement.place_on import place_on
 from fleet.services.load_jobs import load_job_start
 from fleet.services.placed_loads import placed_load_start

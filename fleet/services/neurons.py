@@ -17,13 +17,13 @@ from django.utils import timezone
 from fleet.errors import NeuronAliveError, UnknownNeuronError
 from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
 from fleet.live import reading as live
-from fleet.live.wishes import (
+from fleet.live.desired_state import (
     Admission,
     AdmissionPolicy,
+    DesiredStates,
     KnownDevice,
     KnownHost,
-    Wishes,
-    encode_wishes,
+    encode_desired_states,
 )
 from fleet.models import FleetPolicy, Invitation, Neuron, NeuronWish, Replica
 from inference.protocol import keys
@@ -44,7 +44,7 @@ RESTORED_STATUSES = (
 
 def neuron_drain(*, actor: Actor, neuron_name: str) -> NeuronWish:
     """Nothing new is placed there; what runs finishes. Raises ``UnknownNeuronError``."""
-    return _wish(
+    return _set_desired(
         actor,
         "neuron.drain",
         neuron_name,
@@ -56,7 +56,7 @@ def neuron_drain(*, actor: Actor, neuron_name: str) -> NeuronWish:
 def neuron_resume(*, actor: Actor, neuron_name: str) -> NeuronWish:
     """The end of a drain: the control loads there again what was loaded before it. Raises
     ``UnknownNeuronError``."""
-    return _wish(actor, "neuron.resume", neuron_name, drain_wanted_at=None)
+    return _set_desired(actor, "neuron.resume", neuron_name, drain_wanted_at=None)
 
 
 def neuron_models_restored(*, neuron_name: str, model_names: Collection[str]) -> None:
@@ -64,30 +64,30 @@ def neuron_models_restored(*, neuron_name: str, model_names: Collection[str]) ->
     where the neuron drains once more meanwhile."""
     resumed = NeuronWish.objects.select_for_update().filter(drain_wanted_at=None)
     with transaction.atomic():
-        wish = resumed.filter(neuron_name=neuron_name).first()
-        if wish is None:
+        desired = resumed.filter(neuron_name=neuron_name).first()
+        if desired is None:
             return
-        wish.models_before_drain = [
-            name for name in wish.models_before_drain if name not in model_names
+        desired.models_before_drain = [
+            name for name in desired.models_before_drain if name not in model_names
         ]
-        wish.save(update_fields=["models_before_drain"])
+        desired.save(update_fields=["models_before_drain"])
 
 
 def neuron_models_to_restore_add(*, neuron_name: str, model_names: Collection[str]) -> None:
     """These leave the neuron for another model, and are loaded there again once they have left."""
     with transaction.atomic():
         NeuronWish.objects.get_or_create(neuron_name=neuron_name)
-        wish = NeuronWish.objects.select_for_update().get(neuron_name=neuron_name)
-        known = wish.models_before_drain
-        wish.models_before_drain = [*known, *(one for one in model_names if one not in known)]
-        wish.save(update_fields=["models_before_drain"])
+        desired = NeuronWish.objects.select_for_update().get(neuron_name=neuron_name)
+        known = desired.models_before_drain
+        desired.models_before_drain = [*known, *(one for one in model_names if one not in known)]
+        desired.save(update_fields=["models_before_drain"])
 
 
 def models_to_restore() -> dict[str, tuple[str, ...]]:
     """By neuron that does not drain: what is still to be loaded there after a drain, the last used
     first, or after it has left a device for another model."""
     resumed = NeuronWish.objects.filter(drain_wanted_at=None).exclude(models_before_drain=[])
-    return {wish.neuron_name: tuple(wish.models_before_drain) for wish in resumed}
+    return {desired.neuron_name: tuple(desired.models_before_drain) for desired in resumed}
 
 
 def _models_to_restore(neuron_name: str) -> list[str]:
@@ -97,8 +97,8 @@ def _models_to_restore(neuron_name: str) -> list[str]:
     loaded = loaded.exclude(model_name__in=_at_home_elsewhere(neuron_name))
     by_use = loaded.order_by(F("last_used_at").desc(nulls_last=True), "model_name")
     names = list(by_use.values_list("model_name", flat=True))
-    wish = NeuronWish.objects.filter(neuron_name=neuron_name).first()
-    missing = [] if wish is None else wish.models_before_drain
+    desired = NeuronWish.objects.filter(neuron_name=neuron_name).first()
+    missing = [] if desired is None else desired.models_before_drain
     return [*names, *(name for name in missing if name not in names)]
 
 
@@ -111,22 +111,22 @@ def _at_home_elsewhere(neuron_name: str) -> set[str]:
 
 def neuron_admit(*, actor: Actor, neuron_name: str) -> NeuronWish:
     """Raises ``UnknownNeuronError``."""
-    return _wish(actor, "neuron.admit", neuron_name, admission=Admission.ADMITTED.value)
+    return _set_desired(actor, "neuron.admit", neuron_name, admission=Admission.ADMITTED.value)
 
 
 def neuron_refuse(*, actor: Actor, neuron_name: str) -> NeuronWish:
     """Nothing is placed or routed there; what runs finishes. Raises ``UnknownNeuronError``."""
-    return _wish(actor, "neuron.refuse", neuron_name, admission=Admission.REFUSED.value)
+    return _set_desired(actor, "neuron.refuse", neuron_name, admission=Admission.REFUSED.value)
 
 
 def neuron_expect(*, actor: Actor, neuron_name: str) -> NeuronWish:
     """Admits a neuron before it has reported, unless somebody has decided on it already."""
     with transaction.atomic():
-        wish, created = NeuronWish.objects.get_or_create(neuron_name=neuron_name)
+        desired, created = NeuronWish.objects.get_or_create(neuron_name=neuron_name)
         if created:
             audit_entry_create(actor=actor, action="neuron.admit", object_id=neuron_name)
-            transaction.on_commit(wishes_publish)
-    return wish
+            transaction.on_commit(desired_states_publish)
+    return desired
 
 
 def neuron_remove(*, actor: Actor, neuron_name: str, with_invitation: bool = False) -> None:
@@ -137,14 +137,14 @@ def neuron_remove(*, actor: Actor, neuron_name: str, with_invitation: bool = Fal
         raise NeuronAliveError(f"{neuron_name} reports: stop it before it is removed")
     with transaction.atomic():
         neuron = Neuron.objects.select_for_update().filter(name=neuron_name).first()
-        wish = NeuronWish.objects.filter(neuron_name=neuron_name).first()
-        if neuron is None and wish is None:
+        desired = NeuronWish.objects.filter(neuron_name=neuron_name).first()
+        if neuron is None and desired is None:
             raise UnknownNeuronError(f"There is no neuron named {neuron_name!r}")
         if neuron is not None and neuron.status != NeuronStatus.AWAY:
             raise NeuronAliveError(
                 f"{neuron_name} is {neuron.status}: stop it before it is removed"
             )
-        for row in (neuron, wish):
+        for row in (neuron, desired):
             if row is not None:
                 row.delete()
         is_revoked = False
@@ -157,7 +157,7 @@ def neuron_remove(*, actor: Actor, neuron_name: str, with_invitation: bool = Fal
             detail={"invitation": "revoked"} if is_revoked else None,
         )
         transaction.on_commit(lambda: _forget_in_redis(neuron_name))
-        transaction.on_commit(wishes_publish)
+        transaction.on_commit(desired_states_publish)
 
 
 def admission_policy_set(*, actor: Actor, policy: AdmissionPolicy) -> None:
@@ -176,23 +176,23 @@ def admission_policy_set(*, actor: Actor, policy: AdmissionPolicy) -> None:
             object_id="fleet",
             detail={"admission": policy.value},
         )
-        transaction.on_commit(wishes_publish)
+        transaction.on_commit(desired_states_publish)
 
 
-def neuron_wish_of_first_sight(neuron_name: str) -> NeuronWish:
+def desired_state_of_first_sight(neuron_name: str) -> NeuronWish:
     """The wish for a neuron that reports, made by the policy where there is none."""
-    wish = NeuronWish.objects.filter(neuron_name=neuron_name).first()
-    if wish is None:
+    desired = NeuronWish.objects.filter(neuron_name=neuron_name).first()
+    if desired is None:
         admission = _policy().first_admission.value
-        wish, _ = NeuronWish.objects.get_or_create(
+        desired, _ = NeuronWish.objects.get_or_create(
             neuron_name=neuron_name, defaults={"admission": admission}
         )
-    return wish
+    return desired
 
 
-def wishes_publish() -> None:
+def desired_states_publish() -> None:
     """Writes all wishes to Redis. Where Redis is away the control's next tick does."""
-    fields = encode_wishes(wishes_read())
+    fields = encode_desired_states(desired_states_read())
     try:
         pipeline = live.redis_client().pipeline(transaction=True)
         pipeline.delete(keys.NEURON_DESIRED_STATES)
@@ -202,7 +202,7 @@ def wishes_publish() -> None:
         logger.warning("what is wished of neurons is not published yet: %s", error)
 
 
-def wishes_read() -> Wishes:
+def desired_states_read() -> DesiredStates:
     """The operator's wishes, with what is known of each host."""
     now = timezone.now()
     cut_off = Invitation.objects.exclude(cut_off_at=None).values("neuron_name")
@@ -210,14 +210,14 @@ def wishes_read() -> Wishes:
     neurons = {row.name: row for row in belonging}
     by_neuron = {
         row.neuron_name: msgspec.structs.replace(
-            row.wish(), host=_known_host(neurons.get(row.neuron_name), row, now)
+            row.desired_state(), host=_known_host(neurons.get(row.neuron_name), row, now)
         )
         for row in NeuronWish.objects.all()
     }
-    return Wishes(by_neuron=by_neuron, policy=_policy())
+    return DesiredStates(by_neuron=by_neuron, policy=_policy())
 
 
-def _known_host(neuron: Neuron | None, wish: NeuronWish, now: datetime) -> KnownHost | None:
+def _known_host(neuron: Neuron | None, desired: NeuronWish, now: datetime) -> KnownHost | None:
     if neuron is None:
         return None
     is_away = neuron.status == NeuronStatus.AWAY
@@ -230,7 +230,7 @@ def _known_host(neuron: Neuron | None, wish: NeuronWish, now: datetime) -> Known
             for device in neuron.devices.all()
         ),
         away_s=_age_s(neuron.status_since, now) if is_away else None,
-        draining_s=_age_s(wish.drain_wanted_at, now) if wish.drain_wanted_at else None,
+        draining_s=_age_s(desired.drain_wanted_at, now) if desired.drain_wanted_at else None,
     )
 
 
@@ -243,24 +243,24 @@ def _policy() -> AdmissionPolicy:
     return AdmissionPolicy.AUTOMATIC if row is None else AdmissionPolicy(row.admission)
 
 
-def _wish(actor: Actor, action: str, neuron_name: str, **values: Any) -> NeuronWish:
+def _set_desired(actor: Actor, action: str, neuron_name: str, **values: Any) -> NeuronWish:
     """Writes, audits and publishes the wish, unless it is one already."""
     with transaction.atomic():
-        wish = NeuronWish.objects.select_for_update().filter(neuron_name=neuron_name).first()
-        if wish is None:
+        desired = NeuronWish.objects.select_for_update().filter(neuron_name=neuron_name).first()
+        if desired is None:
             if not Neuron.objects.filter(name=neuron_name).exists():
                 raise UnknownNeuronError(f"There is no neuron named {neuron_name!r}")
-            wish = neuron_wish_of_first_sight(neuron_name)
-        before = wish.wish()
+            desired = desired_state_of_first_sight(neuron_name)
+        before = desired.desired_state()
         for name, value in values.items():
-            setattr(wish, name, value)
-        if wish.wish() == before:
-            wish.refresh_from_db()
-            return wish
-        wish.save(update_fields=list(values))
+            setattr(desired, name, value)
+        if desired.desired_state() == before:
+            desired.refresh_from_db()
+            return desired
+        desired.save(update_fields=list(values))
         audit_entry_create(actor=actor, action=action, object_id=neuron_name)
-        transaction.on_commit(wishes_publish)
-    return wish
+        transaction.on_commit(desired_states_publish)
+    return desired
 
 
 def _is_alive(neuron_name: str) -> bool:

@@ -104,7 +104,7 @@ def _operations() -> None:
 
     from fleet import services
     from fleet.live import reading as live
-    from fleet.live.wishes import AdmissionPolicy
+    from fleet.live.desired_state import AdmissionPolicy
     from fleet.models import CatalogueModel, Download, LoadJob, Neuron
     from fleet.services.invitations import share_record
     from inference.protocol.downloads import CachedModel, CacheReport, encode_cache_report

@@ -51,13 +51,13 @@ def act(client, action: str, neuron: Neuron) -> str:
 
 def test_drained_refused_and_back(admin_client, neuron) -> None:
     assert "beast is being drained" in act(admin_client, "drain", neuron)
-    assert NeuronWish.objects.get().wish().drain
+    assert NeuronWish.objects.get().desired_state().drain
     act(admin_client, "refuse", neuron)
     assert NeuronWish.objects.get().admission == "refused"
     act(admin_client, "admit", neuron)
     assert "takes models and requests again" in act(admin_client, "resume", neuron)
-    wish = NeuronWish.objects.get()
-    assert (wish.drain_wanted_at, wish.admission) == (None, "admitted")
+    desired = NeuronWish.objects.get()
+    assert (desired.drain_wanted_at, desired.admission) == (None, "admitted")
     actors = set(AuditEntry.objects.values_list("actor", flat=True))
     assert actors == {"user:admin"}
 

@@ -19,8 +19,8 @@ from fleet.errors import (
     UnknownModelError,
 )
 from fleet.lifecycles import LoadJobStatus
+from fleet.live.desired_state import NO_DESIRED_STATES
 from fleet.live.snapshot import build_snapshot
-from fleet.live.wishes import NO_WISHES
 from fleet.models import Download
 from fleet.placement.download_place import download_neuron
 from inference.protocol.downloads import (
@@ -174,7 +174,9 @@ def test_the_database_has_one_active_pull_of_the_same(beast, sent) -> None:
 
 
 def test_a_download_goes_where_some_of_it_lies_else_where_there_is_room(build) -> None:
-    snapshot = build_snapshot([build.heartbeat(name) for name in ("a", "b", "c")], NO_WISHES)
+    snapshot = build_snapshot(
+        [build.heartbeat(name) for name in ("a", "b", "c")], NO_DESIRED_STATES
+    )
     reports = {
         "a": report("a", disk_free_bytes=10),
         "b": report("b", disk_free_bytes=20),

@@ -58,7 +58,7 @@ def test_a_host_that_is_away_is_refused_at_once(full, redis_db, sent) -> None:
     services.silent_neurons_mark_away(snapshot=FleetSnapshot(neurons=()))
     Neuron.objects.update(status_since=timezone.now() - timedelta(seconds=70))
     redis_db.delete(heartbeat_key("beast"))
-    services.wishes_publish()
+    services.desired_states_publish()
     named = {"actor": COMMAND, "neuron_name": "beast"}
     for start in (
         load,

@@ -11,8 +11,8 @@ from fleet import services, tasks
 from fleet.errors import NeuronAliveError, UnknownNeuronError
 from fleet.lifecycles import LoadJobKind, NeuronStatus
 from fleet.live import reading as live
+from fleet.live.desired_state import AdmissionPolicy
 from fleet.live.snapshot import FleetSnapshot
-from fleet.live.wishes import AdmissionPolicy
 from fleet.models import CatalogueModel, Device, LoadJob, Neuron, NeuronWish
 from inference.protocol import keys
 from inference.protocol.heartbeat import ReplicaStatus
@@ -155,9 +155,9 @@ def test_a_host_that_is_away_is_known_with_its_devices(beat, redis_db) -> None:
     Neuron.objects.update(status_since=long_ago)
     NeuronWish.objects.update(drain_wanted_at=long_ago)
     redis_db.delete(keys.heartbeat_key("beast"))
-    services.wishes_publish()
+    services.desired_states_publish()
     snapshot = live.read_snapshot_sync(redis_db)
-    host = snapshot.wishes.of("beast").host
+    host = snapshot.desired_states.of("beast").host
     assert snapshot.neurons == ()
     assert host is not None
     assert [(one.kind, one.total_memory_bytes) for one in host.devices] == list(
@@ -233,5 +233,5 @@ def test_a_wish_stands_where_redis_is_away(beat, monkeypatch, redis_db) -> None:
     services.neuron_drain(actor=COMMAND, neuron_name="beast")
     monkeypatch.setattr(live, "redis_client", lambda: redis_db)
     assert not view(redis_db).is_draining
-    services.wishes_publish()
+    services.desired_states_publish()
     assert view(redis_db).is_draining

@@ -16,7 +16,12 @@ import redis.asyncio
 from benchmarks.gateway.hostile_host import VALUE_BYTES
 from fleet.live import reading as live
 from fleet.live.cache_reports import read_cache_reports
-from fleet.live.wishes import AdmissionPolicy, Wish, Wishes, encode_wishes
+from fleet.live.desired_state import (
+    AdmissionPolicy,
+    DesiredState,
+    DesiredStates,
+    encode_desired_states,
+)
 from fleet.redis_users import COMMANDS
 from inference.gateway.gateway import Gateway
 from inference.protocol import keys
@@ -80,8 +85,10 @@ def many_ids() -> bytes:
 
 @pytest.fixture
 async def invited(redis_client: redis.asyncio.Redis) -> None:
-    wishes = Wishes(by_neuron={EVIL: Wish(), "beast": Wish()}, policy=AdmissionPolicy.AUTOMATIC)
-    await redis_client.hset(keys.NEURON_DESIRED_STATES, mapping=encode_wishes(wishes))
+    states = DesiredStates(
+        by_neuron={EVIL: DesiredState(), "beast": DesiredState()}, policy=AdmissionPolicy.AUTOMATIC
+    )
+    await redis_client.hset(keys.NEURON_DESIRED_STATES, mapping=encode_desired_states(states))
 
 
 @pytest.mark.parametrize("value", VALUES)

@@ -202,9 +202,9 @@ def test_one_call_at_a_time(ask: Ask, hermes: ScriptedModel) -> None:
 
 
 def test_tool_choice_none(ask: Ask, hermes: ScriptedModel) -> None:
-    hermes.answers("do not call", "As you wish.")
+    hermes.answers("do not call", "As you desired.")
     choice = ask("do not call", tools=TOOLS, tool_choice="none").choices[0]
-    assert choice.message.content == "As you wish."
+    assert choice.message.content == "As you desired."
     assert choice.message.tool_calls is None
 
 

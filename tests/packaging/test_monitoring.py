@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from fleet.lifecycles import LoadJobStatus
+from fleet.live.desired_state import NO_DESIRED_STATES
 from fleet.live.snapshot import build_snapshot
-from fleet.live.wishes import NO_WISHES
 from inference.gateway.metrics.fleet import DatabaseCounts, FleetCollector
 from inference.gateway.metrics.requests import Metrics
 from inference.protocol.heartbeat import ReplicaStatus
@@ -69,7 +69,7 @@ def exported() -> dict[str, set[str]]:
                 "beast", devices=[full], replicas=[replica(stats=stats(last_forward_unix_s=1.0))]
             )
         ],
-        NO_WISHES,
+        NO_DESIRED_STATES,
         (),
     )
     counts = DatabaseCounts(load_jobs={"pending": 1}, reservations=1)

@@ -1,5 +1,6 @@
 """The subcommands of ``manage.py neurons``."""
 
+from fleet.management.neuron_commands.desired_state import SetDesiredState
 from fleet.management.neuron_commands.drill import Drill
 from fleet.management.neuron_commands.invite import (
     INVITE,
@@ -10,7 +11,6 @@ from fleet.management.neuron_commands.invite import (
 from fleet.management.neuron_commands.list import LIST
 from fleet.management.neuron_commands.policy import Policy
 from fleet.management.neuron_commands.remove import Remove
-from fleet.management.neuron_commands.wishes import Wish
 from fleet.management.rows import ShowRow, cells
 from fleet.nouns.of_fleet import NEURONS
 
@@ -26,10 +26,10 @@ SUBCOMMANDS = (
     LIST_INVITATIONS,
     SHOW_INVITATION,
     Policy(),
-    Wish("admit", "let a neuron belong to the fleet"),
-    Wish("refuse", "place and route nothing there"),
-    Wish("drain", "place nothing new there; what runs finishes"),
-    Wish("resume", "end a drain"),
+    SetDesiredState("admit", "let a neuron belong to the fleet"),
+    SetDesiredState("refuse", "place and route nothing there"),
+    SetDesiredState("drain", "place nothing new there; what runs finishes"),
+    SetDesiredState("resume", "end a drain"),
     Remove(),
     Drill(),
 )

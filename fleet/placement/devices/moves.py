@@ -1,12 +1,12 @@
 """Which idle models move to other devices when they have to leave for a load.
 
     free memory in pieces:  a [ old 10 | free 6 ]   b [ free 12 ]      new needs 14
-    the load, and a move:   a [ new 14          ]   b [ old 10 | ]     nothing is lost
+    the load, and a move:   a [ new 14          ]   b [ old 10 | ]     nothing is evicted
 
-A load that evicts is decided first. What it evicts is loaded elsewhere where memory is free and
-nobody has to leave for it in turn, however long ago it was used: that room is free. What is busy or
-pinned never moves, nor what can sleep where it is, or what another neuron has as well. Which model
-leaves prefers those that can move (``residents``). Pure.
+A load that evicts is decided first. An evicted model is loaded elsewhere if memory is free there
+without another eviction, however long ago it was used. Busy and pinned models never move, nor those
+that can sleep where they are, or that another neuron has as well. Evictions prefer models that can
+move (``eviction_candidates``). Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.placement.decisions import Catalogue, Load
-from fleet.placement.devices.residents import HELD, Ground, idle_age_s
+from fleet.placement.devices.eviction_candidates import HELD, FleetCapacity, idle_age_s
 from fleet.placement.devices.room import find_room
 from fleet.placement.devices.sleeping import may_sleep
 from fleet.placement.expected import with_load
@@ -54,7 +54,7 @@ def _is_worth_moving(moved: CatalogueEntry, neuron: NeuronView, expected: FleetS
 
 
 def _is_where_it_leaves(move: Load, load: Load) -> bool:
-    """On a device that ``load`` goes to: what nobody knows the size of would be put there."""
+    """Whether the move goes to a device of ``load``, as one of unknown size would."""
     return move.neuron == load.neuron and not {*move.devices}.isdisjoint(load.devices)
 
 
@@ -64,5 +64,5 @@ def _elsewhere(moved: CatalogueEntry, expected: FleetSnapshot, catalogue: Catalo
     if failed.everywhere is not None:
         return None
     excluded = {*failed.neurons, *(replica.neuron for replica in replicas)}
-    room = find_room(moved, Ground(expected, catalogue), excluded=excluded, may_evict=False)
-    return None if room.spot is None else load_decision(moved, room.spot)
+    room = find_room(moved, FleetCapacity(expected, catalogue), excluded=excluded, may_evict=False)
+    return None if room.candidate is None else load_decision(moved, room.candidate)

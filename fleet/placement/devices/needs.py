@@ -10,12 +10,12 @@ MIB = 1024**2
 USUAL_CONTEXT_TOKENS = 32 * 1024
 """The context that is wanted of a model whose catalogue entry bounds none."""
 WANTED_CONTEXTS = 4
-"""So many full contexts at once are what a load asks for: beyond that, more room serves nobody
-much, and large devices stay free for large models."""
+"""A load wants memory for so many full contexts at once: more helps little, and large devices stay
+free for large models."""
 UNKNOWN_SHARE = 0.25
 UNKNOWN_BYTES = 2 * 1024**3
-"""What is wanted for keys and values while no load has shown what a token takes: a part of what
-the model needs, and this."""
+"""KV memory wanted while no load has measured the bytes per token: a part of the model's need, plus
+this."""
 
 
 class Needs:
@@ -54,9 +54,9 @@ class Needs:
 
     @property
     def kinds(self) -> tuple[DeviceKind, ...]:
-        """Best first. A processor is one device: what spans several is on cards, but for ranks of
-        an entry that says cpu, which share it. A processor has no memory of a card's, so one never
-        meets ``min_device_vram_mb``."""
+        """Best first. A CPU is one device: a model over several devices is on cards, except ranks
+        of an entry with ``device = cpu``, which share it. A CPU has no VRAM, so it never meets
+        ``min_device_vram_mb``."""
         match self.entry.device:
             case "cuda":
                 return ("cuda",)
@@ -67,7 +67,7 @@ class Needs:
                 return ("cuda",) if needs_card else ("cuda", "cpu")
 
     def total_bytes(self, neuron: str, kind: DeviceKind) -> int | None:
-        """Over all its devices; ``None`` while nobody knows."""
+        """Bytes over all its devices; ``None`` while unknown."""
         own = self._own.get((neuron, kind))
         if own is not None:
             return own
@@ -78,7 +78,7 @@ class Needs:
         return self._fallback_bytes[kind]
 
     def least_device_bytes(self, kind: DeviceKind) -> int | None:
-        """No neuron needs less on each device; ``None`` while nobody knows."""
+        """The least bytes per device over all neurons; ``None`` while unknown."""
         usual = self.device_bytes("", kind)
         if usual is None:
             return None
@@ -95,9 +95,9 @@ class Needs:
         return self._usual_bytes[kind]
 
     def wanted_bytes(self, device_bytes: int) -> int:
-        """What is to be free on a device that needs ``device_bytes`` for it, so that it can do
-        all there that is asked of it: ``WANTED_CONTEXTS`` contexts at once. Keys and values that
-        the operator asked for by number are in what it needs."""
+        """Free bytes wanted on a device where the model needs ``device_bytes``: enough for
+        ``WANTED_CONTEXTS`` contexts at once. A KV size that the operator set is part of the
+        need."""
         if self.entry.kv_memory_bytes is not None:
             return device_bytes
         if not self._kv_token_bytes:

@@ -8,22 +8,27 @@ from dataclasses import dataclass
 from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot
-from fleet.placement.devices.grounds import NeuronGround
+from fleet.placement.devices.candidates import (
+    PlacementCandidate,
+    evicting_candidate,
+    free_candidate,
+    turn_candidate,
+)
+from fleet.placement.devices.capacity import NeuronCapacity
+from fleet.placement.devices.eviction_candidates import FleetCapacity
 from fleet.placement.devices.needs import Needs
-from fleet.placement.devices.residents import Ground
-from fleet.placement.devices.sleeping import NOBODY_SLEEPS, Asleep
-from fleet.placement.devices.spots import Spot, evicting_spot, free_spot, turn_spot
-from fleet.placement.devices.waking import WakingSpots
+from fleet.placement.devices.sleeping import NONE_ASLEEP, Asleep
+from fleet.placement.devices.waking import WakingCandidates
 from fleet.placement.returning import is_large_enough
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """``spot`` has room now, or makes it; else ``turn`` will have, when those that are in use there
-    have had their turn."""
+    """``candidate`` has room now or after evictions; else ``turn`` has room after the time slices
+    of the replicas that are in use there."""
 
-    spot: Spot | None = None
-    turn: Spot | None = None
+    candidate: PlacementCandidate | None = None
+    turn: PlacementCandidate | None = None
 
 
 NO_ROOM = Room()
@@ -31,11 +36,11 @@ NO_ROOM = Room()
 
 def find_room(
     entry: CatalogueEntry,
-    ground: Ground,
+    capacity: FleetCapacity,
     *,
     excluded: Collection[str] = (),
     may_evict: bool = True,
-    asleep: Asleep = NOBODY_SLEEPS,
+    asleep: Asleep = NONE_ASLEEP,
 ) -> Room:
     """``excluded`` are neurons that hold the model already, or failed to load it; where it sleeps
     it wakes, or waits to. Cards before processors: what a card could have after a wait does not go
@@ -45,16 +50,18 @@ def find_room(
         excluded = {*excluded, *asleep.neurons}
     for kind in needs.kinds:
         if kind == "cpu":
-            excluded = {*excluded, *ground.barred(entry)}
-        grounds = _grounds(entry, ground, kind, excluded)
-        wakes = WakingSpots(entry, asleep, ground.by_kind[kind])
-        if spot := wakes.free() or free_spot(needs, kind, ground, grounds, excluded):
-            return Room(spot=spot)
+            excluded = {*excluded, *capacity.barred(entry)}
+        capacities = _capacities(entry, capacity, kind, excluded)
+        wakes = WakingCandidates(entry, asleep, capacity.by_kind[kind])
+        if candidate := wakes.free() or free_candidate(needs, kind, capacity, capacities, excluded):
+            return Room(candidate=candidate)
         if not may_evict:
             continue
-        if spot := wakes.evicting() or evicting_spot(needs, kind, grounds, ground.by_loss[kind]):
-            return Room(spot=spot)
-        found = (wakes.in_a_turn(), turn_spot(needs, kind, grounds, ground.by_turn[kind]))
+        if candidate := wakes.evicting() or evicting_candidate(
+            needs, kind, capacities, capacity.by_loss[kind]
+        ):
+            return Room(candidate=candidate)
+        found = (wakes.in_a_turn(), turn_candidate(needs, kind, capacities, capacity.by_turn[kind]))
         if turns := [turn for turn in found if turn is not None]:
             return Room(turn=min(turns, key=lambda turn: turn.ready_in_s))
     return NO_ROOM
@@ -74,10 +81,10 @@ def feasible_on(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[str, ..
     )
 
 
-def _grounds(
-    entry: CatalogueEntry, ground: Ground, kind: DeviceKind, excluded: Collection[str]
-) -> list[NeuronGround]:
-    """The neurons that may have it."""
-    by_name = ground.by_kind[kind]
+def _capacities(
+    entry: CatalogueEntry, capacity: FleetCapacity, kind: DeviceKind, excluded: Collection[str]
+) -> list[NeuronCapacity]:
+    """The neurons that may load the entry."""
+    by_name = capacity.by_kind[kind]
     names = sorted(entry.pinned_on) if entry.pinned_on else by_name
     return [by_name[name] for name in names if name in by_name and name not in excluded]

@@ -18,7 +18,8 @@ COST_OF_WAKING = 0.2
 HOST_SHARE_KEPT = 0.1
 """The part of a host's memory that neurons keep free of weights that sleep."""
 SLEEP_AGAIN_S = 60.0
-"""After its neuron refused: until then it does not sleep by itself. What is idle is unloaded."""
+"""How long after its neuron refused a model does not sleep by itself. Until then an idle one is
+unloaded."""
 WAKE_AGAIN_S = 5.0
 """After it could not be woken: what took its room shows in heartbeats by then."""
 
@@ -32,14 +33,14 @@ class Asleep:
     wakeable: tuple[ReplicaView, ...] = ()
 
 
-NOBODY_SLEEPS = Asleep()
+NONE_ASLEEP = Asleep()
 
 
 def asleep_of(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> Asleep:
     """``replicas`` are the model's own."""
     sleeping = [replica for replica in replicas if replica.status is ReplicaStatus.ASLEEP]
     if not sleeping:
-        return NOBODY_SLEEPS
+        return NONE_ASLEEP
     digest = entry.spec_digest()
     current = [
         replica

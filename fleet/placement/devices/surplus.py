@@ -1,6 +1,6 @@
-"""Which replicas nobody needs: of models that nobody offers, beyond the most, or idle for long.
+"""Which replicas are surplus: of models that are not offered, above the maximum, or idle for long.
 
-One replica of a model at a time, so that what one tick took the next one sees. Pure.
+One replica of a model at a time, so that the next tick sees the result. Pure.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from fleet.live.snapshot import ReplicaView
 from fleet.placement.assignments import Assignment
-from fleet.placement.devices.residents import idle_age_s
+from fleet.placement.devices.eviction_candidates import idle_age_s
 from fleet.placement.plan import Sleep, Unload
 from inference.protocol.heartbeat import ReplicaStatus
 
@@ -65,8 +65,8 @@ def surplus_leaves(
 def _keeps(
     replica: ReplicaView, digest: str, homes: Collection[str]
 ) -> tuple[bool, bool, bool, float, str]:
-    """What is worth least goes first: an older spec, then what is not at home, then what is idle
-    longest."""
+    """Sort key, least valuable first: an older spec, then a replica away from its assigned neuron,
+    then the longest idle."""
     idle_s = idle_age_s(replica)
     return (
         replica.spec_digest == digest,

@@ -6,7 +6,7 @@ another one where no engine took it.
                 └── before it is accepted: the neuron went away or leaves, the replica is gone,
                     or the prompt is longer than what was reserved
 
-Which failures are answered so, and how often, is ``fleet.placement.again``'s. A request that its
+Which failures are answered so, and how often, is ``fleet.placement.retry``'s. A request that its
 neuron was preparing when it died goes nowhere else: the marks that the neuron left in Redis say so
 (``inference.protocol.preparing``). Each attempt has an identity of its own, so that nothing that an
 earlier one's neuron may still say is taken for an answer, and its neuron is told to drop it.
@@ -23,7 +23,7 @@ from functools import partial
 
 from fleet.catalogue import CatalogueEntry
 from fleet.placement import RoutingHint
-from fleet.placement.again import may_place_again
+from fleet.placement.retry import may_place_again
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.answer_check import AnswerCheck, UsageBounds
 from inference.gateway.request.call import Call

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from fleet.catalogue import CatalogueEntry
 from fleet.hub.offers import HubRepository, fits, offers_of
+from fleet.live.desired_state import DesiredState, DesiredStates, KnownDevice, KnownHost
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.live.wishes import KnownDevice, KnownHost, Wish, Wishes
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 
 GIB = 1024**3
@@ -88,9 +88,9 @@ def neuron(name: str, *, free: int, total: int = 24, holds: str | None = None) -
     )
 
 
-def away(total: int) -> Wish:
+def away(total: int) -> DesiredState:
     card = KnownDevice(kind="cuda", total_memory_bytes=total * GIB)
-    return Wish(host=KnownHost(devices=(card,), away_s=70.0))
+    return DesiredState(host=KnownHost(devices=(card,), away_s=70.0))
 
 
 def test_where_it_fits_is_as_placement_has_it() -> None:
@@ -101,7 +101,9 @@ def test_where_it_fits_is_as_placement_has_it() -> None:
             neuron("roomy", free=20),
             neuron("small", free=4, total=4),
         ),
-        wishes=Wishes(by_neuron={"gone": away(24), "tiny": away(1), "full": away(24)}),
+        desired_states=DesiredStates(
+            by_neuron={"gone": away(24), "tiny": away(1), "full": away(24)}
+        ),
     )
     other = CatalogueEntry(name="other", source="pypi:other", weight_bytes=22 * GIB)
     offer = offers_of(GGUF)[0]

@@ -10,7 +10,13 @@ import redis.asyncio
 
 from fleet.errors import SnapshotUnavailableError
 from fleet.live import reading as live
-from fleet.live.wishes import Admission, AdmissionPolicy, Wish, Wishes, encode_wishes
+from fleet.live.desired_state import (
+    Admission,
+    AdmissionPolicy,
+    DesiredState,
+    DesiredStates,
+    encode_desired_states,
+)
 from inference.protocol import keys
 from inference.protocol.heartbeat import NeuronHeartbeat, encode_heartbeat
 from tests.fleet.ordered import ordered
@@ -58,8 +64,8 @@ def test_a_heartbeat_that_does_not_decode_is_named_and_left_out(redis_db, build,
     assert "neuron b: its report is refused" in caplog.text
 
 
-def publish_wishes(client: redis.Redis, policy: AdmissionPolicy, **wishes: Wish) -> None:
-    fields = encode_wishes(Wishes(by_neuron=wishes, policy=policy))
+def publish_desired(client: redis.Redis, policy: AdmissionPolicy, **states: DesiredState) -> None:
+    fields = encode_desired_states(DesiredStates(by_neuron=states, policy=policy))
     client.hset(keys.NEURON_DESIRED_STATES, mapping=fields)
 
 
@@ -67,11 +73,11 @@ async def test_wishes_come_with_the_heartbeats(redis_url: str, redis_db, build) 
     for name in ("drained", "refused", "plain"):
         publish(redis_db, build.heartbeat(name))
     publish(redis_db, build.heartbeat("leaving", is_leaving=True))
-    publish_wishes(
+    publish_desired(
         redis_db,
         AdmissionPolicy.AUTOMATIC,
-        drained=Wish(drain=True),
-        refused=Wish(admission=Admission.REFUSED),
+        drained=DesiredState(drain=True),
+        refused=DesiredState(admission=Admission.REFUSED),
     )
     snapshot = live.read_snapshot_sync(redis_db)
     assert await read_async(redis_url) == snapshot
@@ -90,14 +96,14 @@ async def test_wishes_come_with_the_heartbeats(redis_url: str, redis_db, build) 
 def test_by_click_a_neuron_that_nobody_knows_is_not_admitted(redis_db, build) -> None:
     publish(redis_db, build.heartbeat("known"))
     publish(redis_db, build.heartbeat("new"))
-    publish_wishes(redis_db, AdmissionPolicy.CLICK, known=Wish())
+    publish_desired(redis_db, AdmissionPolicy.CLICK, known=DesiredState())
     admitted = {view.name: view.is_admitted for view in live.read_snapshot_sync(redis_db).neurons}
     assert admitted == {"known": True, "new": False}
 
 
 async def test_wishes_outlive_a_redis_that_lost_them(redis_url: str, redis_db, build) -> None:
     publish(redis_db, build.heartbeat("a"))
-    publish_wishes(redis_db, AdmissionPolicy.CLICK, a=Wish(drain=True))
+    publish_desired(redis_db, AdmissionPolicy.CLICK, a=DesiredState(drain=True))
     before = await read_async(redis_url)
     redis_db.delete(keys.NEURON_DESIRED_STATES)
     async with redis.asyncio.Redis.from_url(redis_url) as client:
@@ -110,7 +116,9 @@ def test_a_neuron_that_was_invited_is_found_without_the_list_of_names(redis_db, 
     """Its Redis user may not write that list."""
     beat = build.heartbeat("guest")
     redis_db.set(keys.heartbeat_key("guest"), encode_heartbeat(ordered(beat)))
-    publish_wishes(redis_db, AdmissionPolicy.AUTOMATIC, guest=Wish(), silent=Wish())
+    publish_desired(
+        redis_db, AdmissionPolicy.AUTOMATIC, guest=DesiredState(), silent=DesiredState()
+    )
     assert [view.name for view in live.read_snapshot_sync(redis_db).neurons] == ["guest"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from fleet.live.snapshot import Absence
 from fleet.live.turns import Turn
 from fleet.placement import Decision, Load, Reject, Route, Wait, place
-from fleet.placement.devices.residents import MIN_TURN_S
+from fleet.placement.devices.eviction_candidates import MIN_TURN_S
 from tests.fleet.placement.fleets import (
     FAILED,
     LOADING,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.desired_state import Admission, DesiredState, DesiredStates, KnownDevice, KnownHost
 from fleet.live.snapshot import FleetSnapshot, NeuronView
-from fleet.live.wishes import Admission, KnownDevice, KnownHost, Wish, Wishes
 from fleet.placement import Load, Reject, place, place_on
 from fleet.placement.returning import MAX_RETURN_S, MIN_RETURN_S
 from inference.protocol.load import LoadFailure
@@ -20,14 +20,14 @@ SMALL_HOST = neuron("small", card(free=10, total=12))
 BIG_CARD = KnownDevice(kind="cuda", total_memory_bytes=24 * GIB)
 
 
-def known(*devices: KnownDevice, **changes: Any) -> Wish:
+def known(*devices: KnownDevice, **changes: Any) -> DesiredState:
     """The desired state of a host whose devices are on record."""
-    wish = {name: changes.pop(name) for name in ("drain", "admission") if name in changes}
-    return Wish(**wish, host=KnownHost(devices=devices, **changes))
+    desired = {name: changes.pop(name) for name in ("drain", "admission") if name in changes}
+    return DesiredState(**desired, host=KnownHost(devices=devices, **changes))
 
 
-def away(*live: NeuronView, **hosts: Wish) -> FleetSnapshot:
-    return fleet(*live, wishes=Wishes(by_neuron=hosts))
+def away(*live: NeuronView, **hosts: DesiredState) -> FleetSnapshot:
+    return fleet(*live, desired_states=DesiredStates(by_neuron=hosts))
 
 
 def big(**changes: Any) -> NeuronView:
@@ -91,7 +91,7 @@ NEVER: dict[str, tuple[CatalogueEntry, FleetSnapshot, str]] = {
     ),
     "has never reported": (
         entry(needs_gib=20, device="cuda"),
-        away(SMALL_HOST, big=Wish()),
+        away(SMALL_HOST, big=DesiredState()),
         "exceeds_device",
     ),
     "is no card": (

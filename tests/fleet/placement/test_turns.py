@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.live.turns import Turn, decode_turns, encode_turns
 from fleet.placement import Load, Route, Wait, place
-from fleet.placement.devices.residents import IDLE_TURN_S, MIN_TURN_S
+from fleet.placement.devices.eviction_candidates import IDLE_TURN_S, MIN_TURN_S
 from fleet.placement.plan import Jobs, Observed, Unload, Waiting
 from fleet.placement.reconcile import reconcile
 from fleet.placement.turns import MAX_PROMISE_S, turns_kept
@@ -31,11 +31,11 @@ from tests.fleet.placement.fleets import (
 GIB = 1024**3
 ONE, TWO, THREE = entry("one", 20), entry("two", 20), entry("three", 20)
 OFFERED = catalogue(ONE, TWO, THREE)
-TURN = Turn(model="two", neuron="a", devices=("cuda:0",), device_bytes=20 * GIB, victims=("one",))
+TURN = Turn(model="two", neuron="a", devices=("cuda:0",), device_bytes=20 * GIB, evicted=("one",))
 
 
-def one_card(resident: ReplicaView, free: float = 4, **changes) -> FleetSnapshot:
-    return fleet(neuron("a", card(free=free), holds=(resident,)), **changes)
+def one_card(evictable: ReplicaView, free: float = 4, **changes) -> FleetSnapshot:
+    return fleet(neuron("a", card(free=free), holds=(evictable,)), **changes)
 
 
 def tick(snapshot: FleetSnapshot, *, turns=(), **waiting: float):
@@ -175,7 +175,7 @@ class Host:
                 neuron=turn.neuron,
                 devices=turn.devices,
                 device_bytes=turn.device_bytes,
-                victims=turn.victims,
+                evicted=turn.evicted,
                 age_s=turn.age_s + 1,
             )
             for turn in self.turns

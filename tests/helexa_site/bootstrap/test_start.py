@@ -11,7 +11,13 @@ import redis
 
 from fleet import selectors, services
 from fleet.live import reading as live
-from fleet.live.wishes import KnownDevice, KnownHost, Wish, Wishes, encode_wishes
+from fleet.live.desired_state import (
+    DesiredState,
+    DesiredStates,
+    KnownDevice,
+    KnownHost,
+    encode_desired_states,
+)
 from helexa_site.bootstrap import readiness
 from helexa_site.bootstrap.database import prepare_database
 from helexa_site.bootstrap.readiness import EnsureWanted
@@ -121,8 +127,8 @@ def test_a_host_that_stays_away_does_not_hold_up_the_start(
     monkeypatch.setattr(live, "redis_client", lambda: redis_db)
     monkeypatch.setattr(readiness, "HOSTS_JOIN_S", 0.2)
     host = KnownHost(devices=(KnownDevice(kind="cpu", total_memory_bytes=1 << 40),), away_s=70.0)
-    wishes = Wishes(by_neuron={"invited": Wish(host=host)})
-    redis_db.hset(NEURON_DESIRED_STATES, mapping=encode_wishes(wishes))
+    desired_states = DesiredStates(by_neuron={"invited": DesiredState(host=host)})
+    redis_db.hset(NEURON_DESIRED_STATES, mapping=encode_desired_states(desired_states))
     entry = services.default_model_ensure(actor=COMMAND).entry()
     readiness.wait_for_answer("http://127.0.0.1:1", entry, never_again(100))
     assert "can only be loaded on invited, which has been away" in capsys.readouterr().out

@@ -8,9 +8,15 @@ from hypothesis import strategies as st
 
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement import Load, Reject, Wait, place
-from fleet.placement.devices import spots
+from fleet.placement.devices import candidates
+from fleet.placement.devices.eviction_candidates import (
+    IDLE_TURN_S,
+    MIN_TURN_S,
+    QUIET_S,
+    FleetCapacity,
+    idle_age_s,
+)
 from fleet.placement.devices.needs import Needs
-from fleet.placement.devices.residents import IDLE_TURN_S, MIN_TURN_S, QUIET_S, Ground, idle_age_s
 from inference.protocol.heartbeat import ReplicaStatus
 from tests.fleet.placement.fleets import (
     DRAINING,
@@ -106,10 +112,10 @@ STAYING = {
 }
 
 
-@pytest.mark.parametrize(("resident", "old"), STAYING.values(), ids=STAYING.keys())
-def test_who_does_not_leave_yet(resident: ReplicaView, old) -> None:
+@pytest.mark.parametrize(("evictable", "old"), STAYING.values(), ids=STAYING.keys())
+def test_who_does_not_leave_yet(evictable: ReplicaView, old) -> None:
     """The one that waits gets its turn."""
-    decision = place(NEW, fleet(full(resident)), catalogue=catalogue(NEW, old))
+    decision = place(NEW, fleet(full(evictable)), catalogue=catalogue(NEW, old))
     assert isinstance(decision, Wait)
     assert decision.needs_turn
     assert "cuda:0 of a, which old use" in decision.reason
@@ -124,9 +130,9 @@ KEPT = {
 
 
 @pytest.mark.parametrize("old", KEPT.values(), ids=KEPT.keys())
-@pytest.mark.parametrize("resident", [replica("old"), busy("old")], ids=["idle", "in use"])
-def test_who_never_leaves(old, resident: ReplicaView) -> None:
-    decision = place(NEW, fleet(full(resident)), catalogue=catalogue(NEW, old))
+@pytest.mark.parametrize("evictable", [replica("old"), busy("old")], ids=["idle", "in use"])
+def test_who_never_leaves(old, evictable: ReplicaView) -> None:
+    decision = place(NEW, fleet(full(evictable)), catalogue=catalogue(NEW, old))
     assert isinstance(decision, Reject)
     assert decision.code == "not_enough_memory"
     told = f"needs {12 * GIB:,} bytes of free memory on a, and {2 * GIB:,} are free on its cuda:0"
@@ -246,15 +252,15 @@ def test_what_holds_for_every_eviction(offered, snapshot: FleetSnapshot) -> None
     assert view is not None
     assert len(decision.devices) == new.min_devices
     gone = [view.replica_of(model) for model in decision.evict]
-    for resident in gone:
-        assert resident is not None
-        assert resident.status is ReplicaStatus.READY
-        assert (idle_age_s(resident) or 0) >= QUIET_S, "never one in use"
-        assert resident.status_age_s >= IDLE_TURN_S, "never before its turn is over"
-        held = offered[resident.model]
+    for evictable in gone:
+        assert evictable is not None
+        assert evictable.status is ReplicaStatus.READY
+        assert (idle_age_s(evictable) or 0) >= QUIET_S, "never one in use"
+        assert evictable.status_age_s >= IDLE_TURN_S, "never before its turn is over"
+        held = offered[evictable.model]
         num_held = sum(
             r.status in {READY, LOADING, ReplicaStatus.RECOVERING}
-            for r in snapshot.replicas_of(resident.model)
+            for r in snapshot.replicas_of(evictable.model)
         )
         assert not held.pinned or num_held > 1, "never a pinned one"
         assert held.effective_priority <= new.effective_priority
@@ -263,13 +269,13 @@ def test_what_holds_for_every_eviction(offered, snapshot: FleetSnapshot) -> None
         return
     each = -(-new.weight_bytes // new.min_devices)
 
-    def room(victims) -> bool:
+    def room(evicted) -> bool:
         return all(
             info.free_memory_bytes
             + sum(
-                (victim.memory_bytes or 0) // len(victim.devices)
-                for victim in victims
-                if name in victim.devices
+                (one.memory_bytes or 0) // len(one.devices)
+                for one in evicted
+                if name in one.devices
             )
             >= each
             for info in view.devices
@@ -277,9 +283,9 @@ def test_what_holds_for_every_eviction(offered, snapshot: FleetSnapshot) -> None
         )
 
     assert room(gone), "it makes room"
-    for victim in gone:
+    for one in gone:
         if new.min_devices == 1:
-            assert not room([other for other in gone if other is not victim]), "no more than needed"
+            assert not room([other for other in gone if other is not one]), "no more than needed"
 
 
 @given(catalogues(), fleets())
@@ -297,19 +303,19 @@ def test_the_soonest_turn_is_found_without_looking_everywhere(
     offered, snapshot: FleetSnapshot
 ) -> None:
     new = offered["new"]
-    needs, ground = Needs(new), Ground(snapshot, offered)
-    grounds = list(ground.by_kind["cuda"].values())
-    if needs.num_devices > 1 or spots.free_spot(needs, "cuda", ground, grounds, ()):
+    needs, capacity = Needs(new), FleetCapacity(snapshot, offered)
+    capacities = list(capacity.by_kind["cuda"].values())
+    if needs.num_devices > 1 or candidates.free_candidate(needs, "cuda", capacity, capacities, ()):
         return
-    everywhere = spots._spots(
+    everywhere = candidates._candidates(
         needs,
         "cuda",
-        grounds,
-        lambda resident: resident.priority <= new.effective_priority,
+        capacities,
+        lambda evictable: evictable.priority <= new.effective_priority,
         lambda device: device.movable_bytes,
     )
-    found = spots.turn_spot(needs, "cuda", grounds, ground.by_turn["cuda"])
-    assert found == min(everywhere, key=spots._soonest, default=None)
+    found = candidates.turn_candidate(needs, "cuda", capacities, capacity.by_turn["cuda"])
+    assert found == min(everywhere, key=candidates._soonest, default=None)
 
 
 @given(catalogues(), fleets())
@@ -317,17 +323,20 @@ def test_the_snuggest_room_is_found_without_looking_everywhere(
     offered, snapshot: FleetSnapshot
 ) -> None:
     new = offered["new"]
-    needs, ground = Needs(new), Ground(snapshot, offered)
+    needs, capacity = Needs(new), FleetCapacity(snapshot, offered)
     least = needs.least_device_bytes("cuda")
     if needs.num_devices > 1 or least is None:
         return
     rooms = [
-        ((*spots._snugness(needs, device.free_bytes("new"), least), here.name, device.name), device)
-        for here in ground.by_kind["cuda"].values()
+        (
+            (*candidates._snugness(needs, device.free_bytes("new"), least), here.name, device.name),
+            device,
+        )
+        for here in capacity.by_kind["cuda"].values()
         for device in here.devices
         if device.free_bytes("new") >= least
     ]
-    found = spots.free_spot(needs, "cuda", ground, [], ())
+    found = candidates.free_candidate(needs, "cuda", capacity, [], ())
     if not rooms:
         assert found is None
         return

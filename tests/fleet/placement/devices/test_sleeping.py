@@ -298,18 +298,18 @@ def test_what_holds_for_every_waking(offered: Catalogue, snapshot: FleetSnapshot
         return
     assert decision.devices == held.devices, "it wakes where it sleeps"
     gone = [view.replica_of(model) for model in decision.evict]
-    for resident in gone:
-        assert resident is not None and resident.status in (READY, ASLEEP)
-        assert resident.is_idle, "never one in use"
-        least = offered[resident.model]
+    for evictable in gone:
+        assert evictable is not None and evictable.status in (READY, ASLEEP)
+        assert evictable.is_idle, "never one in use"
+        least = offered[evictable.model]
         num_held = sum(
-            other.status in (READY, LOADING) for other in snapshot.replicas_of(resident.model)
+            other.status in (READY, LOADING) for other in snapshot.replicas_of(evictable.model)
         )
-        is_only_one = resident.status is READY and num_held <= 1
+        is_only_one = evictable.status is READY and num_held <= 1
         assert not (least.pinned and is_only_one), "never a pinned one"
         assert least.effective_priority <= offered["tiny"].effective_priority
     (info,) = [one for one in view.devices if one.kind == "cuda"]
-    freed = sum(resident.memory_bytes or 0 for resident in gone if resident is not None)
+    freed = sum(evictable.memory_bytes or 0 for evictable in gone if evictable is not None)
     assert info.free_memory_bytes + freed >= waking_bytes(held), "it makes room"
 
 
@@ -321,9 +321,9 @@ def test_what_holds_for_every_sleep(offered: Catalogue, snapshot: FleetSnapshot)
             continue
         view = snapshot.neuron(action.neuron)
         assert view is not None
-        resident = view.replica_of(action.model)
-        assert resident is not None and resident.status is READY
-        assert resident.is_idle and may_sleep(resident, view), "its host has room"
+        evictable = view.replica_of(action.model)
+        assert evictable is not None and evictable.status is READY
+        assert evictable.is_idle and may_sleep(evictable, view), "its host has room"
         assert offered[action.model].idle_action == "sleep"
         others = [other for other in snapshot.replicas_of(action.model) if other.status is READY]
         assert not offered[action.model].pinned or len(others) > 1, "never a pinned one"

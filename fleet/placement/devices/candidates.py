@@ -13,73 +13,77 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.live.measurements import DeviceKind
-from fleet.placement.devices.grounds import (
+from fleet.placement.devices.capacity import (
     ByFree,
-    DeviceGround,
-    NeuronGround,
-    Resident,
+    DeviceCapacity,
+    EvictionCandidate,
+    NeuronCapacity,
     has_as_much,
 )
+from fleet.placement.devices.eviction_candidates import MIN_TURN_S, FleetCapacity
+from fleet.placement.devices.evictions import evictions_for, loss_of
 from fleet.placement.devices.needs import Needs
-from fleet.placement.devices.residents import MIN_TURN_S, Ground
-from fleet.placement.devices.victims import loss_of, victims_of
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """``device_bytes`` is what is needed on each device; ``None`` while nobody knows."""
+class PlacementCandidate:
+    """``device_bytes`` is needed on each device; ``None`` while unknown."""
 
     neuron: str
     devices: tuple[str, ...]
     device_bytes: int | None
-    victims: tuple[Resident, ...] = ()
+    evicted: tuple[EvictionCandidate, ...] = ()
     is_promised: bool = False
     """Another model comes first."""
 
     @property
     def evict(self) -> tuple[str, ...]:
-        return tuple(sorted({victim.replica.model for victim in self.victims}))
+        return tuple(sorted({one.replica.model for one in self.evicted}))
 
     @property
     def ready_in_s(self) -> float:
-        """How soon the last of the victims may go."""
+        """Seconds until the last of the evicted may leave."""
         first = MIN_TURN_S if self.is_promised else 0.0
-        return max((victim.in_s for victim in self.victims), default=0.0) + first
+        return max((one.in_s for one in self.evicted), default=0.0) + first
 
 
-Grounds = Sequence[NeuronGround]
+Capacities = Sequence[NeuronCapacity]
 SoonestFirst = tuple[float, int, float, str, tuple[str, ...]]
 
 
-def free_spot(
-    needs: Needs, kind: DeviceKind, ground: Ground, grounds: Grounds, excluded: Collection[str]
-) -> Spot | None:
-    """``grounds``: the neurons of ``ground`` that may have it."""
+def free_candidate(
+    needs: Needs,
+    kind: DeviceKind,
+    capacity: FleetCapacity,
+    capacities: Capacities,
+    excluded: Collection[str],
+) -> PlacementCandidate | None:
+    """``capacities``: the neurons of ``capacity`` that may have it."""
     least = needs.least_device_bytes(kind)
     if least is None or needs.num_devices > 1:
-        return _roomy_spot(needs, kind, grounds)
-    return _snug_spot(needs, kind, ground.by_free[kind], least, excluded)
+        return _roomy_candidate(needs, kind, capacities)
+    return _snug_candidate(needs, kind, capacity.by_free[kind], least, excluded)
 
 
-def _snug_spot(
+def _snug_candidate(
     needs: Needs, kind: DeviceKind, by_free: ByFree, least: int, excluded: Collection[str]
-) -> Spot | None:
-    """A spot on one device: the fullest with all that is wanted (context and sequences), else the
-    roomiest."""
+) -> PlacementCandidate | None:
+    """A candidate on one device: the fullest that has all the wanted memory (context and
+    sequences), else the roomiest."""
     found = _snuggest(needs, kind, by_free, needs.wanted_bytes(least), excluded)
     if found is None or found[0][0]:
         found = _snuggest(needs, kind, by_free, least, excluded)
     if found is None:
         return None
     (_, _, neuron, device_name), each = found
-    return Spot(neuron, (device_name,), each)
+    return PlacementCandidate(neuron, (device_name,), each)
 
 
 def _snuggest(
     needs: Needs, kind: DeviceKind, by_free: ByFree, least: float, excluded: Collection[str]
 ) -> tuple[tuple[bool, int, str, str], int] | None:
-    """The device on which it is snuggest, of those with at least so much free and of all with a
-    promised part: its place in the order, and what is needed there."""
+    """The tightest fit, of devices with at least so much free memory and of all with a promised
+    part: its sort key, and the bytes needed there."""
     model, pinned_on = needs.entry.name, needs.entry.pinned_on
     best: tuple[tuple[bool, int, str, str], int] | None = None
     for devices, is_ordered in ((by_free.with_at_least(least), True), (by_free.claimed, False)):
@@ -101,10 +105,12 @@ def _snuggest(
     return best
 
 
-def _roomy_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None:
-    best: tuple[tuple[bool, int, str, str], Spot] | None = None
+def _roomy_candidate(
+    needs: Needs, kind: DeviceKind, capacities: Capacities
+) -> PlacementCandidate | None:
+    best: tuple[tuple[bool, int, str, str], PlacementCandidate] | None = None
     model = needs.entry.name
-    for here in grounds:
+    for here in capacities:
         each = needs.device_bytes(here.name, kind)
         if not has_as_much(here.free, needs.num_devices, each or 0):
             continue
@@ -119,40 +125,43 @@ def _roomy_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None
         key = (*chosen[-1][:2], here.name, chosen[0][2])
         if best is None or key < best[0]:
             names = tuple(sorted(name for *_, name in chosen))
-            best = (key, Spot(here.name, names, each))
+            best = (key, PlacementCandidate(here.name, names, each))
     return best[1] if best else None
 
 
-def evicting_spot(
-    needs: Needs, kind: DeviceKind, grounds: Grounds, by_loss: Sequence[DeviceGround]
-) -> Spot | None:
-    """A model of unknown size evicts nobody: nobody could say that it makes room. ``by_loss`` are
-    the devices of ``grounds`` and others, those first where least may be lost."""
+def evicting_candidate(
+    needs: Needs, kind: DeviceKind, capacities: Capacities, by_loss: Sequence[DeviceCapacity]
+) -> PlacementCandidate | None:
+    """A model of unknown size evicts no replica: whether that makes room would be unknown.
+    ``by_loss`` are the devices of ``capacities`` and others, those first where least may be
+    lost."""
 
     most_priority = needs.entry.effective_priority
 
-    def may_go(resident: Resident) -> bool:
-        return resident.goes_now and resident.priority <= most_priority
+    def may_go(evictable: EvictionCandidate) -> bool:
+        return evictable.goes_now and evictable.priority <= most_priority
 
     if needs.num_devices > 1:
-        clearable = [here for here in grounds if _may_clear(needs, kind, here)]
-        spots = _spots(needs, kind, clearable, may_go, lambda device: device.evictable_bytes)
-        return min(spots, key=_loss, default=None)
+        clearable = [here for here in capacities if _may_clear(needs, kind, here)]
+        candidates = _candidates(
+            needs, kind, clearable, may_go, lambda device: device.evictable_bytes
+        )
+        return min(candidates, key=_loss, default=None)
     names: set[str] | None = None
-    best: tuple[tuple[int, float, str, tuple[str, ...]], Spot] | None = None
+    best: tuple[tuple[int, float, str, tuple[str, ...]], PlacementCandidate] | None = None
     for device in by_loss:
         if best is not None and device.least_loss > best[0][:2]:
             break  # whatever comes after it loses more
-        spot = _cleared(needs, kind, device, device.evictable_bytes, may_go)
-        if spot is not None:
-            names = names or {here.name for here in grounds}
-            loss = _loss(spot)
-            if spot.neuron in names and (best is None or loss < best[0]):
-                best = (loss, spot)
+        candidate = _cleared(needs, kind, device, device.evictable_bytes, may_go)
+        if candidate is not None:
+            names = names or {here.name for here in capacities}
+            loss = _loss(candidate)
+            if candidate.neuron in names and (best is None or loss < best[0]):
+                best = (loss, candidate)
     return best[1] if best else None
 
 
-def _may_clear(needs: Needs, kind: DeviceKind, here: NeuronGround) -> bool:
+def _may_clear(needs: Needs, kind: DeviceKind, here: NeuronCapacity) -> bool:
     each = needs.device_bytes(here.name, kind)
     return each is not None and has_as_much(here.clearable, needs.num_devices, each)
 
@@ -160,11 +169,11 @@ def _may_clear(needs: Needs, kind: DeviceKind, here: NeuronGround) -> bool:
 def _cleared(
     needs: Needs,
     kind: DeviceKind,
-    device: DeviceGround,
+    device: DeviceCapacity,
     most_bytes: int,
-    may_go: Callable[[Resident], bool],
-) -> Spot | None:
-    """One device with room once those that may go have left, which free ``most_bytes``."""
+    may_go: Callable[[EvictionCandidate], bool],
+) -> PlacementCandidate | None:
+    """The device, if it has room once replicas that may go have left, which free ``most_bytes``."""
     neuron = device.neuron.name
     each = needs.device_bytes(neuron, kind)
     if each is None or device.info.total_memory_bytes < needs.least_total_bytes:
@@ -172,72 +181,71 @@ def _cleared(
     lacking = each - device.free_bytes(needs.entry.name)
     if lacking > most_bytes:
         return None
-    victims = victims_of(lacking, device.residents, may_go)
-    return None if victims is None else Spot(neuron, (device.name,), each, victims)
+    evicted = evictions_for(lacking, device.evictables, may_go)
+    return None if evicted is None else PlacementCandidate(neuron, (device.name,), each, evicted)
 
 
-def turn_spot(
-    needs: Needs, kind: DeviceKind, grounds: Grounds, by_turn: Sequence[DeviceGround]
-) -> Spot | None:
-    """Where room comes soonest if those that may go are let go once they have had their turn:
-    what is promised to nobody, else what another model has first. ``by_turn`` are the devices of
-    ``grounds`` and others, those first where a turn may come soonest."""
+def turn_candidate(
+    needs: Needs, kind: DeviceKind, capacities: Capacities, by_turn: Sequence[DeviceCapacity]
+) -> PlacementCandidate | None:
+    """The candidate with room soonest, if replicas leave after their time slice: a device without
+    promises, else one that another model has first. ``by_turn`` are the devices of ``capacities``
+    and others, those first where a turn may come soonest."""
 
     most_priority = needs.entry.effective_priority
 
-    def may_go(resident: Resident) -> bool:
-        return resident.priority <= most_priority
+    def may_go(evictable: EvictionCandidate) -> bool:
+        return evictable.priority <= most_priority
 
-    def movable(device: DeviceGround) -> int:
+    def movable(device: DeviceCapacity) -> int:
         return device.movable_bytes
 
     if needs.num_devices == 1:
-        found = _soonest_spot(needs, kind, grounds, by_turn, may_go)
+        found = _soonest_candidate(needs, kind, capacities, by_turn, may_go)
     else:
-        unpromised = _spots(needs, kind, grounds, may_go, movable)
+        unpromised = _candidates(needs, kind, capacities, may_go, movable)
         found = min(unpromised, key=_soonest, default=None)
     if found is not None:
         return found
-    if not any(device.claims for here in grounds for device in here.devices):
+    if not any(device.claims for here in capacities for device in here.devices):
         return None
-    after = _spots(needs, kind, grounds, may_go, movable, heeds_promises=False)
+    after = _candidates(needs, kind, capacities, may_go, movable, heeds_promises=False)
     promised = min(after, key=_soonest, default=None)
     return promised and replace(promised, is_promised=True)
 
 
-def _soonest_spot(
+def _soonest_candidate(
     needs: Needs,
     kind: DeviceKind,
-    grounds: Grounds,
-    by_turn: Sequence[DeviceGround],
-    may_go: Callable[[Resident], bool],
-) -> Spot | None:
-    """A spot on one device, which somebody leaves: a device with room as it is would have been
-    found before."""
-    names = {here.name for here in grounds}
-    best: tuple[SoonestFirst, Spot] | None = None
+    capacities: Capacities,
+    by_turn: Sequence[DeviceCapacity],
+    may_go: Callable[[EvictionCandidate], bool],
+) -> PlacementCandidate | None:
+    """A candidate on one device with an eviction: one without would have been found before."""
+    names = {here.name for here in capacities}
+    best: tuple[SoonestFirst, PlacementCandidate] | None = None
     for device in by_turn:
         if best is not None and device.soonest is not None and device.soonest > best[0][:3]:
             break  # whatever comes after it is later, or loses more
         if device.neuron.name not in names:
             continue
-        spot = _cleared(needs, kind, device, device.movable_bytes, may_go)
-        if spot is not None and (best is None or _soonest(spot) < best[0]):
-            best = (_soonest(spot), spot)
+        candidate = _cleared(needs, kind, device, device.movable_bytes, may_go)
+        if candidate is not None and (best is None or _soonest(candidate) < best[0]):
+            best = (_soonest(candidate), candidate)
     return best[1] if best else None
 
 
-def _spots(
+def _candidates(
     needs: Needs,
     kind: DeviceKind,
-    grounds: Grounds,
-    may_go: Callable[[Resident], bool],
-    most_bytes: Callable[[DeviceGround], int],
+    capacities: Capacities,
+    may_go: Callable[[EvictionCandidate], bool],
+    most_bytes: Callable[[DeviceCapacity], int],
     *,
     heeds_promises: bool = True,
-) -> Iterator[Spot]:
+) -> Iterator[PlacementCandidate]:
     model = needs.entry.name
-    for here in grounds:
+    for here in capacities:
         neuron = here.name
         each = needs.device_bytes(neuron, kind)
         if each is None or not has_as_much(here.movable, needs.num_devices, each):
@@ -250,24 +258,31 @@ def _spots(
             lacking = each - free
             if lacking > most_bytes(device):
                 continue
-            victims = victims_of(lacking, device.residents, may_go)
-            if victims is not None:
-                cleared.append((device.name, victims))
+            evicted = evictions_for(lacking, device.evictables, may_go)
+            if evicted is not None:
+                cleared.append((device.name, evicted))
         if len(cleared) < needs.num_devices:
             continue
         if needs.num_devices == 1:
-            yield from (Spot(neuron, (name,), each, victims) for name, victims in cleared)
+            yield from (
+                PlacementCandidate(neuron, (name,), each, evicted) for name, evicted in cleared
+            )
         else:
             yield _together(neuron, each, cleared, needs.num_devices)
 
 
 def _together(
-    neuron: str, each: int, cleared: list[tuple[str, tuple[Resident, ...]]], num_devices: int
-) -> Spot:
+    neuron: str,
+    each: int,
+    cleared: list[tuple[str, tuple[EvictionCandidate, ...]]],
+    num_devices: int,
+) -> PlacementCandidate:
     """The devices that lose least. Replicas that lie on several of them leave once."""
     least = sorted(cleared, key=lambda device: (loss_of(device[1]), device[0]))[:num_devices]
-    victims = {victim.replica.model: victim for _, found in least for victim in found}
-    return Spot(neuron, tuple(sorted(name for name, _ in least)), each, tuple(victims.values()))
+    evicted = {one.replica.model: one for _, found in least for one in found}
+    return PlacementCandidate(
+        neuron, tuple(sorted(name for name, _ in least)), each, tuple(evicted.values())
+    )
 
 
 def _snugness(needs: Needs, free_bytes: int, needed_bytes: int | None) -> tuple[bool, int]:
@@ -280,9 +295,9 @@ def _snugness(needs: Needs, free_bytes: int, needed_bytes: int | None) -> tuple[
     return (is_tight, -free_bytes if is_tight else free_bytes)
 
 
-def _soonest(spot: Spot) -> SoonestFirst:
-    return (spot.ready_in_s, *_loss(spot))
+def _soonest(candidate: PlacementCandidate) -> SoonestFirst:
+    return (candidate.ready_in_s, *_loss(candidate))
 
 
-def _loss(spot: Spot) -> tuple[int, float, str, tuple[str, ...]]:
-    return (*loss_of(spot.victims), spot.neuron, spot.devices)
+def _loss(candidate: PlacementCandidate) -> tuple[int, float, str, tuple[str, ...]]:
+    return (*loss_of(candidate.evicted), candidate.neuron, candidate.devices)

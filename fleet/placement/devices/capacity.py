@@ -1,4 +1,4 @@
-"""A device as decisions look at it: what is on it, what may go, how devices are ordered. Pure."""
+"""A device as placement sees it: its replicas, the evictable ones, the order of devices. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from inference.protocol.heartbeat import DeviceInfo
 
 
 @dataclass(slots=True)
-class Resident:
-    """A replica that may leave its devices, now or in a while. ``freed_bytes`` is on each of them;
-    ``in_s`` is how soon it may go, 0 for now; ``loss`` is how often it may be expected to be asked
+class EvictionCandidate:
+    """A replica that may leave its devices, now or later. ``freed_bytes`` is on each of them;
+    ``in_s`` is how soon it may leave, 0: now; ``loss`` is how often it may be expected to be asked
     for again, in times a second. Not frozen: a snapshot has a thousand."""
 
     replica: ReplicaView
@@ -28,19 +28,19 @@ class Resident:
 
 
 @dataclass(slots=True)
-class DeviceGround:
-    """``residents`` are those that may go, the least valuable first. ``claims`` are bytes that a
+class DeviceCapacity:
+    """``evictables`` are those that may go, the least valuable first. ``claims`` are bytes that a
     model whose turn it is was promised. Not to be changed."""
 
     neuron: NeuronView
     info: DeviceInfo
     name: str
-    residents: Sequence[Resident]
+    evictables: Sequence[EvictionCandidate]
     claims: Sequence[tuple[str, int]]
     evictable_bytes: int
-    """What all residents that may go now hold."""
+    """What all evictables that may go now hold."""
     movable_bytes: int
-    """What all residents hold."""
+    """What all evictables hold."""
     least_loss: tuple[int, float]
     """No eviction here loses less: priority, then loss."""
     soonest: tuple[float, int, float] | None
@@ -48,7 +48,7 @@ class DeviceGround:
     nothing here may ever go."""
 
     def free_bytes(self, model: str) -> int:
-        """What is free for that model: without what others were promised."""
+        """Free bytes for that model: without promises to others."""
         free = self.info.free_memory_bytes
         for claimant, size in self.claims:
             if claimant != model:
@@ -57,11 +57,11 @@ class DeviceGround:
 
 
 @dataclass(slots=True)
-class NeuronGround:
+class NeuronCapacity:
     """A neuron's devices of one kind, and what each has free, promises aside. Not to be changed."""
 
     name: str
-    devices: list[DeviceGround]
+    devices: list[DeviceCapacity]
     free: list[int] = field(default_factory=list)
     """Bytes of each device, the least first."""
     clearable: list[int] = field(default_factory=list)
@@ -69,7 +69,7 @@ class NeuronGround:
     movable: list[int] = field(default_factory=list)
     """The same, with all that may go."""
 
-    def add(self, device: DeviceGround) -> None:
+    def add(self, device: DeviceCapacity) -> None:
         self.devices.append(device)
         free = device.info.free_memory_bytes
         insort(self.free, free)
@@ -87,16 +87,16 @@ class ByFree:
 
     __slots__ = ("_free_bytes", "_sorted", "claimed")
 
-    def __init__(self, devices: Sequence[DeviceGround]) -> None:
+    def __init__(self, devices: Sequence[DeviceCapacity]) -> None:
         self._sorted = sorted((d for d in devices if not d.claims), key=_fullest)
         self._free_bytes = [device.info.free_memory_bytes for device in self._sorted]
         self.claimed = [device for device in devices if device.claims]
-        """Devices with a promised part: what is free on them depends on who asks."""
+        """Devices with a promised part: their free memory depends on the model."""
 
-    def with_at_least(self, num_bytes: float) -> Iterator[DeviceGround]:
+    def with_at_least(self, num_bytes: float) -> Iterator[DeviceCapacity]:
         """Devices without a promised part that have at least so much free; the fullest first."""
         return islice(self._sorted, bisect_left(self._free_bytes, num_bytes), None)
 
 
-def _fullest(device: DeviceGround) -> tuple[int, str, str]:
+def _fullest(device: DeviceCapacity) -> tuple[int, str, str]:
     return (device.info.free_memory_bytes, device.neuron.name, device.name)

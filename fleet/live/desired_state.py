@@ -2,7 +2,7 @@
 what it last knew of the host.
 
     rows in the database ─▶ hash helexa:neurons:wishes ─▶ every gateway's FleetSnapshot
-                            neuron's name ─▶ Wish, POLICY_FIELD ─▶ AdmissionPolicy
+                            neuron's name ─▶ DesiredState, POLICY_FIELD ─▶ AdmissionPolicy
 
 The rows are the truth. The hash is written again with every tick of the control, so a Redis that
 came back empty has it a second later. Pure: knows no Redis and no database.
@@ -60,7 +60,7 @@ class KnownHost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How long the operator has wished it drained; ``None``: it is not wished."""
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DesiredState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One field of the hash, JSON."""
 
     drain: bool = False
@@ -70,40 +70,42 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    by_neuron: Mapping[str, Wish] = field(default_factory=dict)
+class DesiredStates:
+    by_neuron: Mapping[str, DesiredState] = field(default_factory=dict)
     policy: AdmissionPolicy = AdmissionPolicy.AUTOMATIC
 
-    def of(self, neuron: str) -> Wish:
-        return self.by_neuron.get(neuron) or Wish(admission=self.policy.first_admission)
+    def of(self, neuron: str) -> DesiredState:
+        return self.by_neuron.get(neuron) or DesiredState(admission=self.policy.first_admission)
 
 
-NO_WISHES = Wishes()
+NO_DESIRED_STATES = DesiredStates()
 
 
-def encode_wishes(wishes: Wishes) -> dict[Any, Any]:
+def encode_desired_states(desired_states: DesiredStates) -> dict[Any, Any]:
     """The fields of the hash, as redis-py takes them: names to bytes."""
-    policy = {POLICY_FIELD: wishes.policy.value.encode()}
-    return policy | {name: msgspec.json.encode(wish) for name, wish in wishes.by_neuron.items()}
+    policy = {POLICY_FIELD: desired_states.policy.value.encode()}
+    return policy | {
+        name: msgspec.json.encode(desired) for name, desired in desired_states.by_neuron.items()
+    }
 
 
-def decode_wishes(fields: Mapping[bytes | str, bytes | str]) -> Wishes | None:
+def decode_desired_states(fields: Mapping[bytes | str, bytes | str]) -> DesiredStates | None:
     """``None``: nobody has published any, or Redis has lost them."""
     texts = {_text(name): value for name, value in fields.items()}
     policy = texts.pop(POLICY_FIELD, None)
     if policy is None:
         return None
-    wishes = {}
+    desired_states = {}
     for name, value in texts.items():
         try:
-            wishes[name] = msgspec.json.decode(value, type=Wish)
+            desired_states[name] = msgspec.json.decode(value, type=DesiredState)
         except msgspec.DecodeError as error:
             logger.warning("the wish for %s is not understood: %s", name, error)
     try:
-        return Wishes(by_neuron=wishes, policy=AdmissionPolicy(_text(policy)))
+        return DesiredStates(by_neuron=desired_states, policy=AdmissionPolicy(_text(policy)))
     except ValueError:
         logger.warning("the admission policy %r is not understood", policy)
-        return Wishes(by_neuron=wishes)
+        return DesiredStates(by_neuron=desired_states)
 
 
 def _text(word: bytes | str) -> str:

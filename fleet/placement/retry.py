@@ -1,9 +1,10 @@
-"""Which requests that failed are placed again: those that no engine has accepted. Pure.
+"""Decides which failed requests are retried on another replica: those that no engine has accepted.
+Pure.
 
     gone before Accepted: neuron_lost, neuron_stopping
-    nothing there took it: model_not_loaded, model_loading, recovering, draining, model_load_failed
+    not accepted there:    model_not_loaded, model_loading, recovering, draining, model_load_failed
 
-An accepted one never runs twice, and neither does one of which nobody can say (``events_lost``,
+An accepted request never runs twice, and neither does one whose state is unknown (``events_lost``,
 ``request_lost``).
 """
 
@@ -22,8 +23,8 @@ UNACCEPTED = frozenset(
         "model_load_failed",
     }
 )
-"""Said by neurons before they hand a request to an engine, and by the gateway of neurons that
-went away."""
+"""Codes that neurons send before they submit a request to an engine, and that the gateway sets for
+neurons that went away."""
 
 
 def may_place_again(code: str, *, is_accepted: bool, num_attempts: int) -> bool:

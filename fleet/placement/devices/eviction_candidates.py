@@ -1,8 +1,9 @@
-"""What is on each device, and what of it may go, when, and at what loss.
+"""The replicas on each device: which may be evicted, when, and at what loss.
 
-    FleetSnapshot, Catalogue ──Ground──▶ DeviceGround* ▷ Resident*     least valuable first
+    FleetSnapshot, Catalogue ──FleetCapacity──▶ DeviceCapacity* ▷ EvictionCandidate*
+                                                                     least valuable first
 
-Compiled once for a snapshot and looked through by every decision on it. Pure.
+Computed once for a snapshot and searched by every decision on it. Pure.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement.decisions import Catalogue
-from fleet.placement.devices.grounds import ByFree, DeviceGround, NeuronGround, Resident
+from fleet.placement.devices.capacity import (
+    ByFree,
+    DeviceCapacity,
+    EvictionCandidate,
+    NeuronCapacity,
+)
 from fleet.placement.devices.sleeping import COST_OF_WAKING, may_sleep
 from fleet.placement.free_elsewhere import FreeElsewhere
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 
 IDLE_TURN_S = 5.0
-"""How long a replica stays once it is ready, even if nobody uses it: the requests that it was
-loaded for are on their way. Two models that displace each other each stay so long at least."""
+"""How long a ready replica stays even if it is unused: the requests that it was loaded for are on
+their way. Two models that displace each other each stay at least this long."""
 QUIET_S = 1.5
-"""How long it must have been idle: a request may be on its way that no heartbeat tells of yet."""
+"""How long it must have been idle: a request may be on its way that no heartbeat shows yet."""
 MIN_TURN_S = 30.0
 MAX_TURN_S = 300.0
 TURN_LOADS = 2.0
@@ -36,7 +42,7 @@ COST_OF_MOVING = 0.5
 the load is made there, and no request waits for it."""
 
 UNKNOWN_MODEL_PRIORITY = -1
-"""The priority of a model that the catalogue does not offer (any more): nobody can ask for it."""
+"""The priority of a model that the catalogue does not offer (any more): no request can name it."""
 
 HELD = (ReplicaStatus.READY, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
 REPLACEABLE = (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP)
@@ -45,11 +51,11 @@ RESTING = (ReplicaStatus.READY, ReplicaStatus.ASLEEP)
 """Replicas in these states may be idle."""
 
 
-class Ground:
-    """What every device of one snapshot holds, and how its room could be had."""
+class FleetCapacity:
+    """The devices of one snapshot: their replicas, and how each could get free memory."""
 
     def __init__(self, snapshot: FleetSnapshot, catalogue: Catalogue | None) -> None:
-        """Without a catalogue nobody knows what replicas are worth, and none may go."""
+        """Without a catalogue the replicas' priorities are unknown, and none may be evicted."""
         self._catalogue = catalogue
         self._elsewhere = FreeElsewhere(snapshot)
         self._num_held = {
@@ -62,8 +68,8 @@ class Ground:
                 continue  # it has what it was promised
             for name in turn.devices:
                 claims.setdefault((turn.neuron, name), []).append((turn.model, turn.device_bytes))
-        self.by_kind: dict[DeviceKind, dict[str, NeuronGround]] = {"cuda": {}, "cpu": {}}
-        """The ground of each neuron that may load, by its name."""
+        self.by_kind: dict[DeviceKind, dict[str, NeuronCapacity]] = {"cuda": {}, "cpu": {}}
+        """The capacity of each neuron that may load, by its name."""
         self.without_cards: dict[str, str] = {}
         """Neurons whose cards cannot be used, with why."""
         for neuron in snapshot.neurons:
@@ -71,7 +77,7 @@ class Ground:
                 if neuron.cuda_unavailable:
                     self.without_cards[neuron.name] = neuron.cuda_unavailable
                 self._add(neuron, claims)
-        self.by_loss: dict[DeviceKind, list[DeviceGround]] = {
+        self.by_loss: dict[DeviceKind, list[DeviceCapacity]] = {
             kind: sorted(
                 (
                     device
@@ -84,7 +90,7 @@ class Ground:
             for kind, by_name in self.by_kind.items()
         }
         """Devices from which something may go now, by the least that is lost with it."""
-        self.by_turn: dict[DeviceKind, list[DeviceGround]] = {
+        self.by_turn: dict[DeviceKind, list[DeviceCapacity]] = {
             kind: [device for _, device in sorted(_with_turns(by_name), key=_first)]
             for kind, by_name in self.by_kind.items()
         }
@@ -99,8 +105,8 @@ class Ground:
         and it was not offered for processors."""
         return {} if entry.device == "cpu" else self.without_cards
 
-    def only(self, neuron: str) -> Ground:
-        """That neuron alone. What models are worth still follows from the whole fleet."""
+    def only(self, neuron: str) -> FleetCapacity:
+        """That neuron alone. Models' values still follow from the whole fleet."""
         alone = copy(self)
         alone.by_kind = {
             kind: {name: here for name, here in by_name.items() if name == neuron}
@@ -126,41 +132,41 @@ class Ground:
     def _add(
         self, neuron: NeuronView, claims: dict[tuple[str, str], list[tuple[str, int]]]
     ) -> None:
-        residents: dict[str, list[Resident]] = {}
+        evictables: dict[str, list[EvictionCandidate]] = {}
         for replica in neuron.replicas:
-            if (resident := self._resident(replica, neuron)) is not None:
+            if (evictable := self._evictable(replica, neuron)) is not None:
                 for name in devices_of(replica, neuron):
-                    residents.setdefault(name, []).append(resident)
+                    evictables.setdefault(name, []).append(evictable)
                 if replica.host_memory_bytes:
-                    away = dataclasses.replace(resident, freed_bytes=replica.host_memory_bytes)
-                    residents.setdefault("cpu", []).append(away)
+                    away = dataclasses.replace(evictable, freed_bytes=replica.host_memory_bytes)
+                    evictables.setdefault("cpu", []).append(away)
         for info in neuron.devices:
             name = device_name(info)
-            going = residents.get(name, [])
+            going = evictables.get(name, [])
             going.sort(key=_value)
-            now = [resident for resident in going if resident.goes_now]
+            now = [evictable for evictable in going if evictable.goes_now]
             by_name = self.by_kind[info.kind]
             if neuron.name not in by_name:
-                by_name[neuron.name] = NeuronGround(neuron.name, [])
+                by_name[neuron.name] = NeuronCapacity(neuron.name, [])
             by_name[neuron.name].add(
-                DeviceGround(
+                DeviceCapacity(
                     neuron=neuron,
                     info=info,
                     name=name,
-                    residents=going,
+                    evictables=going,
                     claims=claims.get((neuron.name, name), ()),
-                    evictable_bytes=sum(resident.freed_bytes for resident in now),
-                    movable_bytes=sum(resident.freed_bytes for resident in going),
+                    evictable_bytes=sum(evictable.freed_bytes for evictable in now),
+                    movable_bytes=sum(evictable.freed_bytes for evictable in going),
                     least_loss=(
-                        min((resident.priority for resident in now), default=0),
-                        min((resident.loss for resident in now), default=0.0),
+                        min((evictable.priority for evictable in now), default=0),
+                        min((evictable.loss for evictable in now), default=0.0),
                     ),
                     soonest=_soonest_turn(going),
                 )
             )
 
-    def _resident(self, replica: ReplicaView, neuron: NeuronView) -> Resident | None:
-        """``None``: it may not go, or holds nothing."""
+    def _evictable(self, replica: ReplicaView, neuron: NeuronView) -> EvictionCandidate | None:
+        """``None``: it must not be evicted, or holds no memory."""
         if self._catalogue is None or replica.status is ReplicaStatus.FAILED:
             return None
         entry = self._catalogue.get(replica.model)
@@ -168,7 +174,7 @@ class Ground:
             return None
         idle_s, in_s = idle_age_s(replica), stays_s(replica)
         is_idle = replica.status in RESTING and idle_s is not None
-        return Resident(
+        return EvictionCandidate(
             replica=replica,
             priority=UNKNOWN_MODEL_PRIORITY if entry is None else entry.effective_priority,
             freed_bytes=freed_bytes(replica),
@@ -198,22 +204,22 @@ class Ground:
         )
 
 
-_last: tuple[FleetSnapshot, Catalogue | None, Ground] | None = None
+_last: tuple[FleetSnapshot, Catalogue | None, FleetCapacity] | None = None
 
 
-def ground_of(snapshot: FleetSnapshot, catalogue: Catalogue | None) -> Ground:
+def capacity_of(snapshot: FleetSnapshot, catalogue: Catalogue | None) -> FleetCapacity:
     """The last one is kept: many decisions are made on one snapshot."""
     global _last
     last = _last
     if last is not None and last[0] is snapshot and last[1] is catalogue:
         return last[2]
-    ground = Ground(snapshot, catalogue)
-    _last = (snapshot, catalogue, ground)
-    return ground
+    capacity = FleetCapacity(snapshot, catalogue)
+    _last = (snapshot, catalogue, capacity)
+    return capacity
 
 
 def devices_of(replica: ReplicaView, neuron: NeuronView) -> tuple[str, ...]:
-    """The devices that it is on. Where the neuron does not say: its first device of the better
+    """The replica's devices. If the neuron does not report them: its first device of the better
     kind."""
     if replica.devices:
         return replica.devices
@@ -223,7 +229,7 @@ def devices_of(replica: ReplicaView, neuron: NeuronView) -> tuple[str, ...]:
 
 
 def freed_bytes(replica: ReplicaView) -> int:
-    """What becomes free on each of its devices once it is gone; 0 where nobody knows."""
+    """Bytes that become free on each of its devices once it has left; 0 where unknown."""
     total = replica.memory_bytes
     if total is None:
         report = replica.report
@@ -232,7 +238,7 @@ def freed_bytes(replica: ReplicaView) -> int:
 
 
 def idle_age_s(replica: ReplicaView) -> float | None:
-    """How long nobody has used it; ``None`` while somebody does."""
+    """Seconds since its last use; ``None`` while it is in use."""
     if not replica.is_idle:
         return None
     used_s = replica.last_used_age_s
@@ -257,34 +263,34 @@ def stays_s(replica: ReplicaView) -> float:
     return max(0.0, IDLE_TURN_S - replica.status_age_s, QUIET_S - idle_s)
 
 
-def _value(resident: Resident) -> tuple[int, bool, float, str]:
-    return (resident.priority, not resident.is_idle, resident.loss, resident.replica.model)
+def _value(evictable: EvictionCandidate) -> tuple[int, bool, float, str]:
+    return (evictable.priority, not evictable.is_idle, evictable.loss, evictable.replica.model)
 
 
 def _with_turns(
-    by_name: dict[str, NeuronGround],
-) -> Iterator[tuple[tuple[float, int, float], DeviceGround]]:
+    by_name: dict[str, NeuronCapacity],
+) -> Iterator[tuple[tuple[float, int, float], DeviceCapacity]]:
     for here in by_name.values():
         for device in here.devices:
             if device.soonest is not None:
                 yield device.soonest, device
 
 
-def _first(pair: tuple[tuple[float, int, float], DeviceGround]) -> tuple[float, int, float]:
+def _first(pair: tuple[tuple[float, int, float], DeviceCapacity]) -> tuple[float, int, float]:
     return pair[0]
 
 
-def _least_loss(device: DeviceGround) -> tuple[int, float]:
+def _least_loss(device: DeviceCapacity) -> tuple[int, float]:
     return device.least_loss
 
 
-def _soonest_turn(residents: Sequence[Resident]) -> tuple[float, int, float] | None:
+def _soonest_turn(evictables: Sequence[EvictionCandidate]) -> tuple[float, int, float] | None:
     """Each part is the least of any, so that no choice among them comes before it."""
-    going = [resident for resident in residents if resident.freed_bytes > 0]
+    going = [evictable for evictable in evictables if evictable.freed_bytes > 0]
     if not going:
         return None
     return (
-        min(resident.in_s for resident in going),
-        min(resident.priority for resident in going),
-        min(resident.loss for resident in going),
+        min(evictable.in_s for evictable in going),
+        min(evictable.priority for evictable in going),
+        min(evictable.loss for evictable in going),
     )

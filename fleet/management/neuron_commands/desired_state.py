@@ -12,7 +12,7 @@ from fleet.management.subcommands import Run
 
 
 @dataclass(frozen=True)
-class Wish:
+class SetDesiredState:
     name: str
     help: str
 
