@@ -34,9 +34,8 @@ from __future__ import annotations
 
 
 class FleetError(Exception):
-    """``http_status`` and ``code`` are what an API answers; ``retryable`` says whether the same
-    request may succeed later without anybody changing anything, and ``retry_after_s`` when, where
-    that is known."""
+    """``http_status`` and ``code`` are what an API answers; ``retryable``: the same request may
+    succeed later without a change by the operator; ``retry_after_s``: when, if known."""
 
     http_status = 500
     code = "fleet_error"
@@ -91,7 +90,7 @@ class ModelRecoveringError(NeuronAwayError):
 
 
 class InvitationError(FleetError):
-    """Nobody could follow the invitation: the message says what is missing."""
+    """No host could use the invitation; the message names the missing part."""
 
     http_status = 400
     code = "invitation_refused"
@@ -151,7 +150,7 @@ class ModelPinnedError(FleetError):
 
 
 class ModelHasAdaptersError(FleetError):
-    """Without it nobody could ask for them."""
+    """The base cannot be deleted: its adapters need it."""
 
     http_status = 409
     code = "model_has_adapters"
@@ -165,21 +164,21 @@ class ModelAlreadyLoadedError(FleetError):
 
 
 class PlacementRefusedError(FleetError):
-    """No neuron can load it now; the message says why."""
+    """No neuron can load it now; the message gives the reason."""
 
     http_status = 409
     code = "no_place"
 
 
 class CudaUnavailableError(PlacementRefusedError):
-    """The host's cards cannot be used; the message says why."""
+    """The host's cards cannot be used; the message gives the reason."""
 
     http_status = 503
     code = "cuda_unavailable"
 
 
 class CannotSleepError(FleetError):
-    """The message says why: what it is, how it is, or the host's memory."""
+    """The message gives the reason: the model's kind, its state, or the host's memory."""
 
     http_status = 409
     code = "cannot_sleep"

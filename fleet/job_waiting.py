@@ -1,4 +1,4 @@
-"""Waiting for a load job to end, for those who ask in one call and want to hear the outcome."""
+"""Waits for a load job to end, for calls that return the outcome."""
 
 from __future__ import annotations
 

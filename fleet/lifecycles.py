@@ -1,7 +1,7 @@
-"""The states of what the database holds, and the one table of legal moves for each.
+"""The states of neurons, load jobs and replicas, and the table of legal transitions of each.
 
-    neuron     ONLINE, DRAINING, REFUSED, AWAY, from each to each: AWAY in silence, else what its
-               report and the operator's wishes come to
+    neuron     ONLINE, DRAINING, REFUSED, AWAY, from each to each: AWAY in silence, else by its
+               report and the operator's desired state
 
     load job   PENDING ─▶ RUNNING ─▶ SUCCEEDED
                   │          ├────▶ FAILED
@@ -10,8 +10,8 @@
                                                      The same for all kinds of job, and for
                                                      downloads
 
-    replica    moved by its neuron, by the table in ``inference.protocol.heartbeat``; what is stored
-               here is what the neuron last said, or AWAY while it says nothing
+    replica    moved by its neuron, by the table in ``inference.protocol.heartbeat``; stored here:
+               the neuron's last report, or AWAY while it is silent
 
 Must not know the models that carry these fields.
 """
@@ -52,9 +52,9 @@ NEURON_TRANSITIONS: dict[NeuronStatus, frozenset[NeuronStatus]] = {
 
 
 class RecordedReplicaStatus(TextChoices):
-    """A neuron's word on its replica, plus ``AWAY``: the neuron is silent, so nobody knows. There
-    is no table of moves: a heartbeat is a sample, in which several steps look like one. The neuron,
-    which makes the steps, checks them."""
+    """The status that a neuron reports, plus ``AWAY``: the neuron is silent, so the status is
+    unknown. There is no table of moves: a heartbeat is a sample, in which several steps look like
+    one. The neuron, which makes the steps, checks them."""
 
     LOADING = ReplicaStatus.LOADING.value
     READY = ReplicaStatus.READY.value

@@ -1,6 +1,6 @@
-"""Telling a neuron what to do: the Celery messages that services send.
+"""Sends Celery messages to neurons, for the services.
 
-They expire rather than run for nobody: a load that nobody picked up has failed by then.
+Messages expire: a load that its neuron has not received in time has failed by then.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def send_fault(*, neuron_name: str, order: FaultOrder) -> None:
     _send(keys.TASK_INJECT_FAULT, neuron_name, [msgspec.to_builtins(order)], ASK_EXPIRES_S)
 
 
-def send_tell_log(*, neuron_name: str, ask_id: str, model_name: str, num_lines: int) -> None:
+def send_log_request(*, neuron_name: str, ask_id: str, model_name: str, num_lines: int) -> None:
     """Raises ``BrokerUnavailableError``."""
     _send(keys.TASK_TELL_LOG, neuron_name, [ask_id, model_name, num_lines], ASK_EXPIRES_S)
 

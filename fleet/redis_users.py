@@ -1,11 +1,11 @@
-"""The Redis user of an invited neuron: what it may touch, and nothing else.
+"""The Redis user of an invited neuron, restricted to the keys that it needs.
 
     its own keys        of helexa:neuron:<name>:*, its Celery queue     read and write
     what it is sent     frames and images                               read and delete
     gateways' signs     of life                                         look whether they are there
 
-It cannot read what gateways or other neurons have, nor their limits, nor list any keys. Needs
-Redis 7, which tells reading from writing. The gateway's own user keeps its password.
+It cannot read what gateways or other neurons have, nor their limits, nor list any keys. Needs Redis
+7, which has separate permissions to read and to write. The gateway's own user keeps its password.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def rules(
     neuron: str, secret_sha256: str, version: tuple[int, int], database: int = 0
 ) -> list[str]:
     """For ACL SETUSER of a Redis of that version. A name holds no character that a pattern gives a
-    meaning to. Patterns of keys hold in every database of Redis, so it may select ours alone:
-    nobody measures what it writes to another one."""
+    meaning to. Patterns of keys hold in every database of Redis, so it may select ours alone: its
+    writes to another one would not be measured."""
     queue = neuron_queue(neuron)
     commands = (*COMMANDS, *SINCE_7_2) if version >= (7, 2) else COMMANDS
     return [

@@ -28,7 +28,7 @@ def catalogue_list() -> tuple[CatalogueEntry, ...]:
 
 
 def catalogue_by_name() -> dict[str, CatalogueEntry]:
-    """Enabled models, without aliases. The same object as long as nothing was read anew."""
+    """Enabled models, without aliases. The same object until the catalogue is read again."""
     return catalogue_cache.current().by_name
 
 

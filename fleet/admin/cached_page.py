@@ -51,7 +51,7 @@ class PullForm(forms.Form):
 
 
 def cached_page(admin: ReportedAdmin, request: HttpRequest) -> HttpResponse:
-    """GET shows; POST pulls, or deletes where it says ``delete``."""
+    """GET shows the page; POST pulls a model, or deletes one if it has ``delete``."""
     if not admin.has_view_permission(request):
         raise PermissionDenied
     form = PullForm(request.POST if request.method == "POST" else None)
@@ -86,7 +86,7 @@ def _pull(request: HttpRequest, form: PullForm) -> bool:
     except FleetError as error:
         form.add_error(None, str(error))
         return False
-    _tell(request, download, f"{download} is being downloaded")
+    _show_outcome(request, download, f"{download} is being downloaded")
     return True
 
 
@@ -101,11 +101,11 @@ def _delete(request: HttpRequest) -> bool:
     except FleetError as error:
         messages.error(request, str(error))
         return False
-    _tell(request, download, f"{download} is being deleted")
+    _show_outcome(request, download, f"{download} is being deleted")
     return True
 
 
-def _tell(request: HttpRequest, download: Download, words: str) -> None:
+def _show_outcome(request: HttpRequest, download: Download, words: str) -> None:
     """The broker may have refused the message by now."""
     if download.status == LoadJobStatus.FAILED:
         messages.error(request, f"{download}: {download.failure_message}")

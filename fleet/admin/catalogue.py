@@ -21,7 +21,7 @@ from fleet.admin.loading import (
     load_on,
     load_placed,
     reload,
-    tell,
+    show_outcome,
     unload_everywhere,
 )
 from fleet.admin.models_toml_page import export_file, import_page
@@ -150,7 +150,7 @@ class CatalogueModelAdmin(UnfoldAdmin):
         self, request: HttpRequest, queryset: QuerySet[CatalogueModel]
     ) -> HttpResponse:
         for model in queryset:
-            tell(request, load_placed(model=model, actor=actor_of(request)))
+            show_outcome(request, load_placed(model=model, actor=actor_of(request)))
         return HttpResponseRedirect(reverse("admin:fleet_loadjob_changelist"))
 
     @action(description="Load on a neuron of your choice", permissions=["operate"])
@@ -165,7 +165,7 @@ class CatalogueModelAdmin(UnfoldAdmin):
         actor = actor_of(request)
         for model in queryset:
             outcome = load_on(model=model, neuron_name=neuron_name, actor=actor)
-            tell(request, outcome)
+            show_outcome(request, outcome)
         return HttpResponseRedirect(reverse("admin:fleet_loadjob_changelist"))
 
     @action(description="Reload what is outdated", permissions=["operate"])
@@ -178,7 +178,7 @@ class CatalogueModelAdmin(UnfoldAdmin):
                     model_name=model.name,
                     neuron_name=replica.neuron.name,
                 )
-                tell(request, outcome)
+                show_outcome(request, outcome)
             if not replicas:
                 messages.info(request, f"Nothing of {model.name} is outdated")
 
@@ -186,7 +186,7 @@ class CatalogueModelAdmin(UnfoldAdmin):
     def unload_selected(self, request: HttpRequest, queryset: QuerySet[CatalogueModel]) -> None:
         for model in queryset:
             for outcome in unload_everywhere(actor=actor_of(request), model=model):
-                tell(request, outcome)
+                show_outcome(request, outcome)
 
     def _remark(self, request: HttpRequest, model: CatalogueModel) -> None:
         for remark in saved_remarks(model):

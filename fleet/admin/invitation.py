@@ -101,7 +101,7 @@ class InvitationAdmin(UnfoldAdmin):
 
 @admin.register(FleetPolicy)
 class FleetPolicyAdmin(UnfoldAdmin):
-    """One row. Where invited hosts find Redis is what ``serve --share`` said."""
+    """One row. ``serve --share`` sets the address at which invited hosts find Redis."""
 
     list_display = ("admission", "share_address", "share_is_tls")
     fields = ("admission",)

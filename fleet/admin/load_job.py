@@ -7,7 +7,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.template.loader import render_to_string
 
-from fleet.admin.loading import actor_of, cancel, tell
+from fleet.admin.loading import actor_of, cancel, show_outcome
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
@@ -89,7 +89,7 @@ class LoadJobAdmin(ReportedAdmin):
     @action(description="Cancel", permissions=["operate"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[LoadJob]) -> None:
         for job in queryset.select_related("neuron"):
-            tell(request, cancel(actor=actor_of(request), job=job))
+            show_outcome(request, cancel(actor=actor_of(request), job=job))
 
 
 def _stage_in_words(job: LoadJob) -> str:

@@ -23,7 +23,7 @@ class Outcome:
     message: str
 
 
-def tell(request: HttpRequest, outcome: Outcome) -> None:
+def show_outcome(request: HttpRequest, outcome: Outcome) -> None:
     messages.add_message(request, outcome.level, outcome.message)
 
 
@@ -32,8 +32,8 @@ def actor_of(request: HttpRequest) -> Actor:
 
 
 def load_placed(*, actor: Actor, model: CatalogueModel) -> Outcome:
-    """Loads the model where placement would, unless it is loaded or on its way. What is loaded by
-    an earlier spec is reloaded."""
+    """Loads the model where placement would, unless it is loaded or on its way. A replica of an
+    earlier spec is reloaded."""
     try:
         job = services.model_load_start(actor=actor, model_name=model.name)
     except ModelAlreadyLoadedError as error:

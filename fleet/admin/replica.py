@@ -1,4 +1,4 @@
-"""Replicas: what is loaded where, unloading and reloading it."""
+"""Replicas: the loaded models by neuron, with actions to unload and reload them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.template.loader import render_to_string
 from django.utils.safestring import SafeString, mark_safe
 
 from fleet import selectors
-from fleet.admin.loading import Outcome, actor_of, put_to_sleep, reload, tell, unload, wake
+from fleet.admin.loading import Outcome, actor_of, put_to_sleep, reload, show_outcome, unload, wake
 from fleet.admin.replica_report import recent_errors, report_rows
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
@@ -170,11 +170,12 @@ def _with_each(
             model_name=replica.model_name,
             neuron_name=replica.neuron.name,
         )
-        tell(request, outcome)
+        show_outcome(request, outcome)
 
 
 def _reported(replica: Replica, field: str) -> str:
-    """Empty before the load has ended, and where its report says nothing."""
+    """A field of the load report; empty before the load has ended, and where the report lacks
+    it."""
     return "" if replica.report is None else str(replica.report.get(field, ""))
 
 

@@ -27,8 +27,7 @@ class RecentError:
 
 
 def report_rows(replica: Replica) -> list[tuple[str, str]]:
-    """What its load came to, a line each: the name and the value in words. What is not reported,
-    or says nothing, is left out."""
+    """The load's results as lines of a name and a text. Missing and empty values are left out."""
     report: dict[str, Any] = replica.report or {}
     rows = [
         ("Architecture", report.get("architecture", "")),

@@ -25,5 +25,5 @@ class ReportedAdmin(UnfoldAdmin):
         return False
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
-        """Loading and unloading: whoever may change the catalogue."""
+        """Users who may change the catalogue may also load and unload."""
         return request.user.has_perm("fleet.change_cataloguemodel")

@@ -39,7 +39,7 @@ BOOLEANS = {"true": True, "false": False}
 DRY_RUN = "dry_run"
 """The query parameter of every DELETE, and of a POST that removes."""
 COMMAND_CALLER = Caller(principal=None)
-"""``manage.py`` on a machine that has the database: whoever can run that may do everything."""
+"""``manage.py`` on a machine with the database: its user has all permissions."""
 
 
 class Page(LimitOffsetPagination):

@@ -22,7 +22,7 @@ from metering.api.problems import ProblemError
 
 
 class CatalogueView(FleetListView):
-    """Also what is not enabled. Fields as in the admin; a price is in micro-USD per million."""
+    """Includes disabled models. Fields as in the admin; a price is in micro-USD per million."""
 
     serializer_class = CatalogueShape
     permission_of = "fleet.cataloguemodel"
@@ -51,7 +51,7 @@ class CatalogueModelView(FleetView):
         return Response(self.get_serializer(selectors.model_known(name)).data)
 
     def patch(self, request: Request, name: str) -> Response:
-        """The fields that are given. What is loaded stays until it is reloaded."""
+        """Changes the given fields. Loaded replicas keep their settings until they are reloaded."""
         model = selectors.model_known(name)
         values = _settings(body_of(request, *SETTINGS))
         model.assign(values)
@@ -60,7 +60,8 @@ class CatalogueModelView(FleetView):
 
     @removal_schema
     def delete(self, request: Request, name: str) -> Response:
-        """With its aliases; what is loaded of it is unloaded. A base goes after its adapters."""
+        """Deletes the model with its aliases, and unloads its replicas. A base can only be deleted
+        after its adapters."""
         model = selectors.model_known(name)
         remove = partial(services.catalogue_model_delete, actor=self.actor, model=model)
         return removed(request, self.actor, remove)

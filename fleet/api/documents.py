@@ -51,7 +51,7 @@ class DocumentView(FleetView):
 
 
 class SchemaView(DocumentView, SpectacularAPIView):
-    """OpenAPI 3, for whoever may read the fleet."""
+    """OpenAPI 3, for callers who may read the fleet."""
 
     renderer_classes = SpectacularAPIView.renderer_classes
     pagination_class = None

@@ -113,7 +113,7 @@ class DownloadsView(FleetListView, DownloadRowsView):
                 neuron_name=neuron,
             )
         for name in ("source", "file", "revision"):
-            _refuse(body, name, "The catalogue says it of a model.")
+            _refuse(body, name, "The catalogue sets it for a model.")
         return services.model_download_start(
             actor=self.actor, model_name=text_in(body, "model"), neuron_name=neuron
         )
@@ -144,7 +144,7 @@ class DownloadEventsView(DownloadRowsView):
 
 
 class CachedView(FleetListView):
-    """What neurons have downloaded, as they say now."""
+    """Downloaded models by the neurons' present reports."""
 
     serializer_class = CachedShape
     queryset = Download.objects.none()

@@ -93,16 +93,16 @@ class HubRepositoryView(FleetView):
         repository = _client().repository(f"{owner}/{name}", revision)
         snapshot = live.read_snapshot_sync(live.redis_client())
         choices = choices_of(repository, snapshot, selectors.catalogue_by_name())
-        told = {
+        found = {
             "name": repository.name,
             "commit": repository.commit,
             "is_gated": repository.is_gated,
-            "choices": list(_told(repository, revision, choices)),
+            "choices": list(_choice_shapes(repository, revision, choices)),
         }
-        return Response(RepositoryShape(told).data)
+        return Response(RepositoryShape(found).data)
 
 
-def _told(
+def _choice_shapes(
     repository: HubRepository, revision: str | None, choices: tuple[Choice, ...]
 ) -> Iterator[dict[str, Any]]:
     for choice in choices:

@@ -1,4 +1,4 @@
-"""Invitations of hosts, and what the fleet does with neurons that nobody has seen before."""
+"""Invitations of hosts, and the admission policy for new neurons."""
 
 from __future__ import annotations
 

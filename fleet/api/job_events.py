@@ -19,15 +19,15 @@ async def job_events(
     look: Callable[[], dict[str, Any] | None], *, look_every_s: float = LOOK_EVERY_S
 ) -> AsyncIterator[bytes]:
     """``look``: the job as it is now, ``None``: its row is gone. Ends with the job, also then."""
-    told, quiet_s = "", 0.0
+    sent, quiet_s = "", 0.0
     while True:
         job = await sync_to_async(look)()
         if job is None:
             yield b"event: gone\ndata: {}\n\n"
             return
         data = json.dumps(job, cls=JSONEncoder)
-        if data != told:
-            told, quiet_s = data, 0.0
+        if data != sent:
+            sent, quiet_s = data, 0.0
             yield f"event: {job['status']}\ndata: {data}\n\n".encode()
         if job["finished_at"] is not None:
             return

@@ -73,7 +73,7 @@ class LoadJobsView(FleetListView, JobView):
         if kind == LoadJobKind.LOAD:
             values["devices"] = texts_in(body, "devices")
         elif "devices" in body:
-            detail = "Only a load is told its devices."
+            detail = "Only a load has devices."
             raise ProblemError(400, "invalid_value", detail, param="devices")
         return self.accepted(start(actor=self.actor, **values))
 
@@ -154,8 +154,8 @@ class ModelJobsView(JobView):
         return jobs or self._nowhere(name)
 
     def _nowhere(self, name: str) -> list[LoadJob]:
-        """A model that is loaded nowhere needs no job. Raises ``UnknownModelError`` for a name that
-        nobody has."""
+        """A model that is loaded nowhere needs no job. Raises ``UnknownModelError`` for a name of
+        no model."""
         selectors.model_known(name)
         return []
 

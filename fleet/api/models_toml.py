@@ -1,4 +1,4 @@
-"""The catalogue as a models.toml, and making it what one says."""
+"""Exports the catalogue as a models.toml, and imports one."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ModelsTomlView(FleetView):
 
     @extend_schema(request=OpenApiTypes.OBJECT, responses=OpenApiTypes.OBJECT)
     def post(self, request: Request) -> Response:
-        """``{"toml": "…", "apply": false, "prune": false, "seen": "…"}``. Without ``apply`` it says
-        what would change, and which entries are ``problems``; while there are any, ``apply`` is
-        refused. ``seen`` is the digest of that plan, and another one is refused."""
+        """``{"toml": "…", "apply": false, "prune": false, "seen": "…"}``. Without ``apply`` it
+        returns the plan and the entries' ``problems``; while there are any, ``apply`` is refused.
+        ``seen`` is the digest of that plan, and another one is refused."""
         body = body_of(request, "toml", "apply", "prune", "seen")
         document = read_document(text_in(body, "toml"))
         apply, prune = _flag(body.get("apply", False)), _flag(body.get("prune", False))

@@ -1,4 +1,4 @@
-"""Neurons, their devices and replicas, and what the operator wishes of neurons."""
+"""Neurons, their devices and replicas, and the state that the operator wants of neurons."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class NeuronView(FleetView):
 
 
 class NeuronStateView(FleetView):
-    """``drain``: nothing new goes there, what runs finishes. ``resume`` ends that. ``admit`` and
-    ``refuse`` say whether it belongs to the fleet."""
+    """``drain``: no new requests or loads, running ones finish. ``resume`` ends that. ``admit`` and
+    ``refuse`` set whether the neuron belongs to the fleet."""
 
     serializer_class = NeuronShape
     queryset = Neuron.objects.none()

@@ -1,5 +1,5 @@
 """The paths of the original system's neuron, per neuron, in its shapes: flat errors, loads that
-answer when they are through. The live ones read what the neuron last said."""
+answer when they are through. The live ones read the neuron's last report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FLAT_REFUSALS = {
     "properties": {"error": {"oneOf": [{"type": "string"}, {"type": "object"}]}},
 }
 HARNESSES = ("helexa", "candle")
-"""``candle`` is what the original's configurations say."""
+"""``candle`` is the value in the original's configurations."""
 
 
 @extend_schema(responses={200: OpenApiTypes.OBJECT})
@@ -143,7 +143,7 @@ class LoadView(OriginalView):
             raise ProblemError(status, error.code, str(error)) from error
 
     def _failure(self, job: LoadJob) -> LoadFailure | None:
-        """All that the neuron says of it, which is more than its job keeps."""
+        """The neuron's own failure, which has more detail than its job's."""
         for report in live.read_live_fleet(live.redis_client()).reports:
             if report.name == job.neuron.name and report.heartbeat is not None:
                 for state in report.heartbeat.replicas:
@@ -153,8 +153,8 @@ class LoadView(OriginalView):
 
 
 class UnloadView(OriginalView):
-    """Also of a pinned model. It stays unloaded until it is loaded, asked for, or its neuron
-    starts anew, as in the original."""
+    """Also unloads a pinned model. It stays unloaded until it is loaded or requested, or its neuron
+    restarts, as in the original."""
 
     @extend_schema(request=OpenApiTypes.OBJECT)
     def post(self, request: Request, name: str) -> Response:

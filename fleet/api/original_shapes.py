@@ -23,7 +23,7 @@ from metering.api.problems import ProblemError
 MIB = 1024**2
 HARNESS = "helexa"
 STATUSES = {ReplicaStatus.READY: "loaded", ReplicaStatus.RECOVERING: "recovering"}
-"""Others are under way or gone: activation tells of them."""
+"""Others are under way or gone; the activation path reports them."""
 HAS_BEGUN = frozenset({ReplicaStatus.LOADING, ReplicaStatus.FAILED, *STATUSES})
 PREFLIGHT_KINDS = {
     "download_failed": "repo_fetch_failed",
@@ -120,8 +120,8 @@ def models(heartbeat: NeuronHeartbeat) -> list[dict[str, Any]]:
 def ensure_as_catalogued(
     body: dict[str, Any], entry: CatalogueEntry, harnesses: Sequence[str]
 ) -> None:
-    """The catalogue says how a model is loaded. Raises ``ProblemError`` for a field that says
-    otherwise."""
+    """The catalogue decides how a model is loaded. Raises ``ProblemError`` for a field with another
+    value."""
     harness, quant = body.get("harness"), body.get("quant")
     if harness is not None and harness not in harnesses:
         raise ProblemError(400, "wrong_harness", f"There is no harness {harness!r} here")
@@ -129,7 +129,7 @@ def ensure_as_catalogued(
         detail = f"The catalogue loads {entry.name} otherwise than as {quant!r}: change it there"
         raise ProblemError(400, "other_quant", detail)
     if body.get("tensor_parallel") not in (None, entry.tensor_parallel):
-        detail = f"The catalogue says that {entry.name} is shared by {entry.tensor_parallel} ranks"
+        detail = f"In the catalogue {entry.name} is shared by {entry.tensor_parallel} ranks"
         raise ProblemError(400, "other_tensor_parallel", detail)
 
 

@@ -1,4 +1,4 @@
-"""What every removal shares: removing for good, or saying what that would do.
+"""Shared by every removal: removing for good, or a dry run that reports its effects.
 
 A dry run is the removal itself in a transaction that is rolled back: it makes the same checks, and
 answers with the audit entries that the removal would leave. Services send messages only after a
@@ -33,7 +33,7 @@ class DryRunShape(serializers.Serializer[Any]):
     would = WouldShape(many=True, help_text="The audit entries that the removal would leave.")
 
 
-DRY_RUN_PARAMETER = OpenApiParameter(DRY_RUN, bool, description="Only says what would be done.")
+DRY_RUN_PARAMETER = OpenApiParameter(DRY_RUN, bool, description="Only reports what would be done.")
 removal_schema = extend_schema(
     parameters=[DRY_RUN_PARAMETER],
     responses={204: None, 200: DryRunShape},

@@ -1,4 +1,4 @@
-"""What is under ``/api/`` of the fleet."""
+"""The fleet's paths under ``/api/``."""
 
 from __future__ import annotations
 

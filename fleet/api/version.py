@@ -13,7 +13,7 @@ from inference.build import this_build, version_object
 
 
 class VersionView(FleetView):
-    """For those who may read the fleet: what runs here tells an attacker what to try."""
+    """For callers who may read the fleet: versions help an attacker."""
 
     pagination_class = None
     serializer_class = serializers.Serializer

@@ -1,6 +1,6 @@
 """A catalogue model as plain data, frozen.
 
-Pure: no ORM, no clock, no I/O. ``fleet.models.catalogue`` stores what is described here.
+Pure: no ORM, no clock, no I/O. ``fleet.models.catalogue`` stores it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class CatalogueEntry(CatalogueSettings):
         return max(0, self.configured_min_replicas - len(self.unloaded_from))
 
     def needed_memory_bytes(self, neuron: str, device_kind: DeviceKind) -> int | None:
-        """What must be free there for a load, by what loads took, else by what the operator
-        expects; ``None`` while nobody knows. A device of a kind that it never ran on is judged by
-        the weights alone."""
+        """Free bytes that a load needs there: measured by earlier loads, else the operator's
+        estimate; ``None`` while unknown. For a kind of device that it never ran on, the weights
+        alone count."""
         if measured := measured_for(self.measured_loads, neuron, device_kind):
             return measured.needed_bytes(self.kv_memory_bytes)
         if self.weight_bytes is not None:
@@ -54,8 +54,8 @@ class CatalogueEntry(CatalogueSettings):
         return next(found, None)
 
     def load_spec(self, *, job_id: str, neuron: str) -> LoadSpec:
-        """``neuron`` is where it is going: what is known of its loads goes along. What is not set
-        is as the spec has it."""
+        """The spec for a load on ``neuron``, with the measurements of its loads there. Unset
+        settings have the spec's defaults."""
         measured = measured_for(self.measured_loads, neuron)
         values: dict[str, Any] = {
             name: value for name in TRAVELLING if (value := getattr(self, name)) is not None

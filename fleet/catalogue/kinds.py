@@ -1,6 +1,6 @@
-"""What a setting of a catalogue model may hold.
+"""Kinds of settings of a catalogue model: their valid values.
 
-A kind checks a value and says what is wrong with it. How a setting looks as a column, in a form
+A kind checks a value and describes its problem. How a setting looks as a column, in a form
 or in models.toml follows from its kind. Pure.
 """
 

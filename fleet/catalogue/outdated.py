@@ -1,4 +1,4 @@
-"""Whether what is loaded is what the catalogue says now. Pure."""
+"""Whether a loaded replica has the catalogue's present settings. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fleet.live.snapshot import FleetSnapshot
 
 
 def is_outdated(loaded_digest: str, entry: CatalogueEntry) -> bool:
-    """A neuron that does not say what it loaded by is believed."""
+    """``False`` for a neuron that does not report the digest of its spec."""
     return loaded_digest not in ("", entry.spec_digest())
 
 

@@ -1,4 +1,4 @@
-"""What is said of one setting: its kind, its place in forms, and what follows from a change."""
+"""The declaration of one setting: its kind, its place in forms, and the effect of a change."""
 
 from __future__ import annotations
 

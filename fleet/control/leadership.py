@@ -48,7 +48,7 @@ end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return holder and 1 or 2
 """
-"""0: another leads. 1: we go on. 2: nobody did."""
+"""0: another process leads. 1: this one still leads. 2: it leads now, none did before."""
 RELEASE = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then
     redis.call('DEL', KEYS[1])
@@ -101,8 +101,8 @@ class Leadership:
     @contextlib.contextmanager
     def fenced(self) -> Iterator[None]:
         """A transaction of this process' term. Raises ``DeposedError`` where that is over, and
-        nothing is written. A process that never led, because somebody runs one task by hand, writes
-        unfenced."""
+        nothing is written. A process that never led, because an operator runs one task by hand,
+        writes unfenced."""
         with transaction.atomic():
             if self._term is not None:
                 self.leads()

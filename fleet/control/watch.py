@@ -1,9 +1,9 @@
-"""What the control remembers from tick to tick: how long things have been as they are.
+"""State of the control plane between ticks: since when each condition has held.
 
     snapshots, gateways' reports ─▶ FleetWatch ─▶ who is absent, what waits, whose queue is long
 
-Nothing of it is written down: a control that takes over begins to watch anew, and decides by what
-it has seen itself. The time is an argument.
+It is kept in memory only: a control process that takes over starts to watch from scratch, and
+decides by its own observations. The time is an argument.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ GONE = Outcome(messages.WARNING, "That is not there any more")
 
 
 def act(user: AbstractUser, command: str) -> list[Outcome]:
-    """Raises ``PermissionDenied``; what is no command changes nothing."""
+    """Run a command. Raises ``PermissionDenied``; an unknown command changes nothing."""
     verb, _, about = command.partition(" ")
     noun, _, name = about.partition(" ")
     found = COMMANDS.get((verb, noun))

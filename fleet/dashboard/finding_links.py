@@ -1,4 +1,4 @@
-"""What needs attention, each with the page that tells more. Pure, but for the pages' addresses."""
+"""Findings, each with a link to the page with details. Pure, but for the pages' addresses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAGES = {
     "account_refused": ACCOUNTS,
     "key_breaks_workers": ACCOUNTS,
 }
-"""Each kind has a URL's name, and what the link says."""
+"""Kind of finding -> the URL's name and the link's text."""
 SEARCHED = frozenset({"model_failing", "outdated", "too_few_replicas"})
 """The page is a list that is searched for what the finding is about."""
 

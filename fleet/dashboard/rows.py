@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingRow:
-    """What needs attention. ``about`` is as in ``Attention``; ``url`` is the page that tells more,
-    and ``page`` its name; empty: none does."""
+    """A finding. ``about`` is as in ``Attention``; ``url`` is the page with details, and ``page``
+    its name; empty: there is none."""
 
     level: str
     tone: str
@@ -24,7 +24,7 @@ class FindingRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressRow:
-    """How a job goes. ``percent`` is ``None`` while nobody knows."""
+    """A job's progress. ``percent`` is ``None`` while unknown."""
 
     text: str
     percent: int | None = None

@@ -1,4 +1,4 @@
-"""What is under ``/admin/dashboard/``; staff alone."""
+"""Paths under ``/admin/dashboard/``, for staff alone."""
 
 from __future__ import annotations
 

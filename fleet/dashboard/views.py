@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils.cache import add_never_cache_headers
 from django.views.decorators.http import require_GET, require_POST
 
-from fleet.admin.loading import Outcome, tell
+from fleet.admin.loading import Outcome, show_outcome
 from fleet.dashboard.actions import act
 from fleet.dashboard.board import board_of, outdated_rows
 from fleet.errors import FleetError
@@ -32,7 +32,7 @@ def board(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def outdated(request: HttpRequest) -> HttpResponse:
-    """What was loaded by earlier settings, and reloads under way."""
+    """Replicas with earlier settings, and reloads under way."""
     return _outdated(request)
 
 
@@ -57,7 +57,7 @@ def do(request: HttpRequest) -> HttpResponse:
     outcomes = act(cast(AbstractUser, request.user), request.POST.get("do", ""))
     if request.headers.get("hx-request") != "true":
         for outcome in outcomes:
-            tell(request, outcome)
+            show_outcome(request, outcome)
         return HttpResponseRedirect(reverse("admin:index"))
     if request.headers.get("hx-target") == "outdated":
         return _outdated(request, outcomes)

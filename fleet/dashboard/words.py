@@ -45,7 +45,7 @@ def count_words(number: int) -> str:
 
 
 def job_progress(job: JobLine, *, with_neuron: bool = False) -> ProgressRow:
-    """``with_neuron``: where the row around it does not say which neuron it is on."""
+    """``with_neuron``: name the neuron, where the surrounding row does not."""
     where = f" on {job.neuron}" if with_neuron else ""
     if job.status == "succeeded":
         return ProgressRow(text=f"{DONE[job.kind]}{where}", tone="good")

@@ -82,8 +82,8 @@ def _asked(model: str, probe: Probe, post: Post) -> str | None:
         return f"its answer is none: {str(answer)[:MAX_REASON]}"
     if probe.word.lower() in text.lower():
         return None
-    told = f"its answer lacks {probe.word!r}: {text[:MAX_REASON]!r}"
-    return told + (" (cut off)" if choice.get("finish_reason") == "length" else "")
+    problem = f"its answer lacks {probe.word!r}: {text[:MAX_REASON]!r}"
+    return problem + (" (cut off)" if choice.get("finish_reason") == "length" else "")
 
 
 def _embedding_problem(model: str, post: Post) -> str | None:
@@ -98,7 +98,8 @@ def _embedding_problem(model: str, post: Post) -> str | None:
 
 
 class Server:
-    """A gateway over HTTP. Raises ``RefusedError``, and ``ValueError`` for what is no JSON."""
+    """A gateway over HTTP. Raises ``RefusedError``, and ``ValueError`` for a body that is not
+    JSON."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url = url.rstrip("/")

@@ -45,7 +45,7 @@ class Gate:
     ready_limit_s: float
     model: str | None = None
     """``None``: all that are loaded."""
-    say: Callable[[str], object]
+    report: Callable[[str], object]
     clock: Callable[[], float] = field(default=time.monotonic)
     sleep: Callable[[float], object] = field(default=time.sleep)
 
@@ -61,12 +61,12 @@ class Gate:
         embedding = self.fleet.embedding_models() if loaded else frozenset()
         if not loaded:
             where = f" on {self.neuron}" if self.neuron else ""
-            self.say(f"no model is loaded{where}: nothing to probe")
+            self.report(f"no model is loaded{where}: nothing to probe")
         problems = []
         for one in loaded if self.neuron else _one_of_each(loaded):
             problem = self._ask(one, is_embedding=one.model in embedding)
             shown = str(one) if self.neuron else one.model
-            self.say(f"{shown}: {problem or 'green'}")
+            self.report(f"{shown}: {problem or 'green'}")
             if problem:
                 problems.append(f"{shown}: {problem}")
         return problems
@@ -74,7 +74,7 @@ class Gate:
     def _wait(self, expected: Sequence[Loaded]) -> list[str]:
         deadline_s = self.clock() + self.ready_limit_s
         absent_at_s = self.clock() + min(ABSENT_LIMIT_S, self.ready_limit_s)
-        told: list[str] = []
+        reported: list[str] = []
         while True:
             overview, absence = self._look()
             if absence is None:
@@ -86,9 +86,9 @@ class Gate:
             reasons = [absence] if absence else missing(overview, expected, self.neuron)
             if not reasons:
                 return []
-            if reasons != told:
-                self.say(f"waiting: {'; '.join(reasons)}")
-                told = reasons
+            if reasons != reported:
+                self.report(f"waiting: {'; '.join(reasons)}")
+                reported = reasons
             if self.clock() >= deadline_s:
                 return [f"not ready in {self.ready_limit_s:.0f} s: {reason}" for reason in reasons]
             self.sleep(LOOK_EVERY_S)
@@ -121,7 +121,7 @@ class Gate:
         raise AssertionError("counting does not end")
 
     def _was_used(self, one: Loaded, before: str | None) -> bool:
-        """A neuron says so with its next report."""
+        """Whether the model's last use changed; a neuron reports it with its next heartbeat."""
         for _ in range(3):
             if self.fleet.last_used(one) != before:
                 return True

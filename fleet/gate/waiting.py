@@ -1,4 +1,4 @@
-"""What is to be ready, and whether it is: of the fleet's overview. Pure."""
+"""Which models must be ready, and whether they are, by the fleet's overview. Pure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def _of_neurons(overview: Mapping[str, Any], neuron: str | None) -> Iterator[str
 
 
 def _under_way(overview: Mapping[str, Any], neuron: str | None) -> Iterator[str]:
-    """Pinned models that a neuron loads by itself are in nobody's list of before."""
+    """Models that are being loaded. Pinned ones that a neuron loads by itself are in no earlier
+    list."""
     for job in overview["jobs"]:
         if job["status"] in UNDER_WAY and neuron in (None, job["neuron"]):
             yield f"{job['kind']} of {job['model']} on {job['neuron']} is {job['status']}"

@@ -1,7 +1,7 @@
-"""Hugging Face as a place to choose models from: what a repository holds, and where it would fit.
+"""Choosing models from Hugging Face: a repository's contents, and the hosts where they fit.
 
     HubClient ──HubRepository──▶ offers_of ──Offer──▶ fits ──▶ a page, a command
 
-The client asks the hub; the rest is pure. No torch: architectures are judged by the files that say
-what they are. Import the client where it is used: huggingface_hub takes its time.
+The client asks the hub; the rest is pure. No torch: architectures are judged by the config files.
+Import the client where it is used: huggingface_hub takes its time.
 """

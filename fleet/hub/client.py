@@ -1,4 +1,4 @@
-"""Asking the hub: a repository's files and what they say they are, and its search.
+"""Client of the hub: a repository's files and their metadata, and the search.
 
 HF_ENDPOINT names another hub, HF_HUB_OFFLINE none. Blocking; for threads.
 """
@@ -100,8 +100,7 @@ class HubClient:
             return within(TOTAL_TIMEOUT_S, lambda: self._search(words))
 
     def _search(self, words: str) -> tuple[HubMatch, ...]:
-        # The library's own search has no time limit, and asks again and again, for 23 s, where
-        # nobody answers.
+        # The library's own search has no time limit, and retries for 23 s if there is no answer.
         response = get_session().get(
             f"{self._endpoint}/api/models",
             params={"search": words, "sort": "downloads", "limit": MAX_FOUND},
@@ -127,7 +126,7 @@ class HubClient:
         small = {name for name, size in sizes.items() if 0 < size <= MAX_JSON_BYTES}
         names = config_files(small)
         if "config.json" not in names:
-            return "There is no config.json that says what the model is"
+            return "There is no config.json that describes the model"
         hub = HuggingFaceHub(self._endpoint)
         with tempfile.TemporaryDirectory() as scratch:
             paths = {

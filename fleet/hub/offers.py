@@ -33,7 +33,7 @@ class HubRepository:
     """File name -> bytes."""
     is_gated: bool = False
     gguf_architecture: str | None = None
-    """As the hub read it in the headers of its GGUF files; ``None``: it does not say."""
+    """As the hub read it in the headers of its GGUF files; ``None``: it is not reported."""
     safetensors_problem: str | None = None
     """Why this build does not run its safetensors."""
     access_problem: str | None = None
@@ -58,7 +58,7 @@ class Offer:
     problem: str | None
     """Why this build does not run it; ``None``: nothing speaks against it."""
     access_problem: str | None = None
-    """Why the hub does not show it to us, so that nobody knows whether this build runs it."""
+    """Why the hub denies access, so that it is unknown whether this build runs it."""
 
     @property
     def vram_mb(self) -> int:
@@ -79,7 +79,7 @@ class Offer:
 class NeuronFit:
     neuron: str
     fits: bool
-    """Now, or once what is idle or in use there has left."""
+    """Whether it fits now, or after evictions."""
     words: str
 
 
@@ -110,7 +110,7 @@ def offers_of(repository: HubRepository) -> tuple[Offer, ...]:
 def choices_of(
     repository: HubRepository, snapshot: FleetSnapshot, catalogue: Catalogue | None = None
 ) -> tuple[Choice, ...]:
-    """What somebody who adds a model chooses from."""
+    """The choices for an operator who adds a model."""
     return tuple(
         Choice(offer=offer, fits=fits(offer, snapshot, catalogue))
         for offer in offers_of(repository)

@@ -1,10 +1,10 @@
-"""Neurons that have just fallen silent: what they hold is expected back for a while.
+"""Neurons that have just fallen silent: their replicas are expected back for a while.
 
-    silent, said nothing ─▶ absent for GRACE_S ─▶ forgotten: what it held is loaded elsewhere
-                              └─▶ speaks again: nothing has happened
+    silent, not leaving ─▶ absent for GRACE_S ─▶ forgotten: its models are loaded elsewhere
+                              └─▶ reports again: no action
 
-A neuron that said it was leaving is not waited for. Pure but for what it remembers: the time is an
-argument.
+A neuron that announced that it leaves is not waited for. Pure but for what it remembers: the time
+is an argument.
 """
 
 from __future__ import annotations

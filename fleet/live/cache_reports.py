@@ -1,7 +1,7 @@
-"""What neurons say of their downloads, out of Redis: understood, or left out.
+"""Reads the neurons' download reports from Redis; unreadable ones are left out.
 
 ``inference.protocol.downloads`` has the report. A neuron writes its own every few seconds and when
-something changed; a report that is malformed or of another neuron is as good as none.
+something changed; a report that is malformed or of another neuron is ignored.
 """
 
 from __future__ import annotations

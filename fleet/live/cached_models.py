@@ -1,4 +1,4 @@
-"""What lies in the caches of neurons, as they say."""
+"""Cached models by the neurons' reports."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ CACHE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class OfferedModels:
-    """The models that are enabled, and adapters whose base is. It is the same object as long as
-    nothing was read anew."""
+    """The models that are enabled, and adapters whose base is. It is the same object until the
+    catalogue is read again."""
 
     entries: tuple[CatalogueEntry, ...]
     """Sorted by name."""
     by_name: dict[str, CatalogueEntry]
-    """What is loaded and placed: without aliases and adapters."""
+    """Models that can be loaded: without aliases and adapters."""
     by_any_name: dict[str, CatalogueEntry]
     """An adapter also as ``base:adapter``."""
 

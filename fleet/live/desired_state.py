@@ -1,5 +1,5 @@
-"""What the operator wishes of each neuron, as the control publishes it beside the heartbeats, with
-what it last knew of the host.
+"""The state that the operator wants of each neuron, which the control plane publishes beside the
+heartbeats, with the last known facts of the host.
 
     rows in the database ─▶ hash helexa:neurons:wishes ─▶ every gateway's FleetSnapshot
                             neuron's name ─▶ DesiredState, POLICY_FIELD ─▶ AdmissionPolicy
@@ -32,7 +32,7 @@ class Admission(StrEnum):
 
 
 class AdmissionPolicy(StrEnum):
-    """What a neuron that nobody has seen before is."""
+    """The admission of a neuron that reports for the first time."""
 
     AUTOMATIC = "automatic"
     CLICK = "click"
@@ -90,7 +90,7 @@ def encode_desired_states(desired_states: DesiredStates) -> dict[Any, Any]:
 
 
 def decode_desired_states(fields: Mapping[bytes | str, bytes | str]) -> DesiredStates | None:
-    """``None``: nobody has published any, or Redis has lost them."""
+    """``None``: none are published, or Redis has lost them."""
     texts = {_text(name): value for name, value in fields.items()}
     policy = texts.pop(POLICY_FIELD, None)
     if policy is None:
@@ -100,7 +100,7 @@ def decode_desired_states(fields: Mapping[bytes | str, bytes | str]) -> DesiredS
         try:
             desired_states[name] = msgspec.json.decode(value, type=DesiredState)
         except msgspec.DecodeError as error:
-            logger.warning("the wish for %s is not understood: %s", name, error)
+            logger.warning("the desired state of %s is not understood: %s", name, error)
     try:
         return DesiredStates(by_neuron=desired_states, policy=AdmissionPolicy(_text(policy)))
     except ValueError:

@@ -44,7 +44,7 @@ def engine_log(neuron_name: str, model_name: str, num_lines: int = DEFAULT_LINES
     entry = selectors.catalogue_find(model_name)
     model = model_name if entry is None else entry.name
     ask_id = uuid.uuid4().hex
-    neuron_client.send_tell_log(
+    neuron_client.send_log_request(
         neuron_name=neuron.name, ask_id=ask_id, model_name=model, num_lines=num_lines
     )
     answer = _wait_for(neuron.name, ask_id)

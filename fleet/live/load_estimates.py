@@ -20,7 +20,7 @@ OF_A_LOAD = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadEstimate:
-    """``None``: nobody knows."""
+    """Estimates of a load; ``None``: unknown."""
 
     share: float | None = None
     """How much of the whole load is done, 0 to 1."""

@@ -1,11 +1,11 @@
-"""Which replicas were ordered: requests go to no other ones.
+"""Orders of loads: requests are routed only to replicas with a valid order.
 
     control ─▶ LoadSpec(order) ─▶ neuron ─▶ ReplicaState(order) ─▶ gateway, control: is it ours?
 
-A neuron may report any replica in its heartbeat. One that nobody ordered there would draw the
-requests for its model, prompts included, and hold up real loads. An order is a mark that only
-gateways and controls can make, for one model on one neuron; it travels with the load spec and
-survives in it. A replica without it does not exist for placement, pages and load jobs.
+A neuron may report any replica in its heartbeat. Without this check a false report would attract
+the model's requests, prompts included, and block real loads. An order is a signature that only
+gateways and the control plane can make, for one model on one neuron; it is stored in the load spec.
+Placement, pages and load jobs ignore a replica without one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LoadOrders:
         return hmac.digest(self._secret, f"{neuron}\n{model}".encode(), "sha256").hex()[:NUM_HEX]
 
     def ordered(self, heartbeat: NeuronHeartbeat) -> tuple[NeuronHeartbeat, list[str]]:
-        """The heartbeat without the replicas that nobody ordered, and the models of those."""
+        """The heartbeat without replicas that lack a valid order, and the models of those."""
         ordered, others = [], []
         for state in heartbeat.replicas:
             expected = self.order(neuron=heartbeat.name, model=state.model)

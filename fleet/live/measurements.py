@@ -1,7 +1,8 @@
-"""What loads of a model took, neuron by neuron, as plain data: what placement knows of a model that
-is not loaded, and what the next load starts from.
+"""Measurements of a model's loads by neuron, as plain data.
 
-Pure: no ORM, no clock, no I/O. ``fleet.models.load_measurement`` stores what is described here.
+Placement uses them for a model that is not loaded, and the next load starts from them.
+
+Pure: no ORM, no clock, no I/O. ``fleet.models.load_measurement`` stores them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class MeasuredLoad:
     memory_correction_bytes: int
     """What an estimate from the files falls short by."""
     load_s: float | None = None
-    """From its engine's start until it was loaded; ``None`` where nobody measured."""
+    """From its engine's start until it was loaded; ``None`` where it was not measured."""
     prefill_speed: PrefillSpeed | None
     """Average over the requests since; ``None`` where there were none."""
     context_tokens: int | None = None
@@ -60,8 +61,8 @@ class MeasuredLoad:
 def measured_for(
     loads: Iterable[MeasuredLoad], neuron: str, device_kind: DeviceKind | None = None
 ) -> MeasuredLoad | None:
-    """What is known for that neuron: its own load, else the largest of another with a device of
-    that kind (of any kind, where the kind is not known)."""
+    """The measurement for that neuron: its own load, else the largest of another with a device of
+    that kind (of any kind, if ``device_kind`` is ``None``)."""
     fitting = [load for load in loads if device_kind in (None, load.device_kind)]
     own = [load for load in fitting if load.neuron == neuron]
     return max(own or fitting, key=lambda load: (load.load_bytes, load.neuron), default=None)

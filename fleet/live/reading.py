@@ -1,5 +1,4 @@
-"""Reading what neurons report, and what the operator wishes of them, out of Redis: for asyncio and
-for threads.
+"""Reads the neurons' reports and desired states from Redis, for asyncio and for threads.
 
     ZRANGE helexa:neurons, HGETALL helexa:neurons:wishes, GET helexa:turns
         └─▶ GETRANGE of their heartbeats
@@ -49,15 +48,16 @@ MAX_NEURONS = 1000
 
 @dataclass(frozen=True, slots=True)
 class LiveFleet:
-    """What is in Redis at one moment. ``wishes`` is ``None`` where none are published."""
+    """The contents of Redis at one moment. ``desired_states`` is ``None`` where none are
+    published."""
 
     reports: tuple[Report, ...]
     desired_states: DesiredStates | None
     turns: tuple[Turn, ...] = ()
 
     def snapshot(self, before: FleetSnapshot | None = None) -> FleetSnapshot:
-        """``before``: its wishes hold where Redis has lost them. Reports that are not understood
-        are left out: their neurons are as good as away."""
+        """``before``: its desired states are used if Redis has lost them. Unreadable reports are
+        left out: their neurons count as away."""
         known = NO_DESIRED_STATES if before is None else before.desired_states
         heartbeats = [report.heartbeat for report in self.reports if report.heartbeat is not None]
         return build_snapshot(heartbeats, self.desired_states or known, self.turns)
@@ -111,7 +111,7 @@ def read_waiting(client: redis.Redis) -> dict[str, WaitingReport]:
 def publish_turns(
     client: redis.Redis, turns: Sequence[Turn], gone_gateways: Sequence[str] = ()
 ) -> None:
-    """For every gateway; what gateways that are gone said is deleted. Raises
+    """Publish the turns to every gateway, and delete the reports of gateways that are gone. Raises
     ``SnapshotUnavailableError``."""
     try:
         pipeline = client.pipeline(transaction=False)

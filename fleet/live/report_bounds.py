@@ -67,7 +67,7 @@ def value_problem(report: msgspec.Struct) -> str | None:
 
 def printable(report: Report) -> Report:
     """The report with its control and invisible characters escaped, and spaces for line ends: its
-    texts reach terminals, where raw ones move the cursor, forge lines or reorder what is shown."""
+    texts reach terminals, where raw ones move the cursor, forge lines or reorder text."""
     if all(text.isprintable() for _, text in _values(report) if isinstance(text, str)):
         return report
     return msgspec.convert(_printable(msgspec.to_builtins(report)), type(report))

@@ -1,7 +1,7 @@
-"""One neuron's report: understood, or refused by name with the reason. Pure.
+"""Parses one neuron's report, or refuses it with the reason. Pure.
 
-A neuron may be of another version, broken or hostile. Whatever it says concerns itself alone: a
-report that is refused here is as good as none, and its neuron's row says why.
+A neuron may be of another version, broken or hostile. Its report affects itself alone: a refused
+report counts as none, and its neuron's row has the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """``heartbeat`` is ``None`` where ``problem`` says why it is refused."""
+    """``heartbeat`` is ``None`` where it is refused; ``problem`` is the reason."""
 
     name: str
     heartbeat: NeuronHeartbeat | None
@@ -39,8 +39,8 @@ class Report:
 def read_report(
     name: str, payload: bytes | NeuronValueError, orders: LoadOrders | None = None
 ) -> Report:
-    """What the neuron of that name says of itself, without the replicas that ``orders`` knows
-    nothing of. A refusal is logged once."""
+    """The report of the neuron of that name, without replicas that lack a valid order. A refusal is
+    logged once."""
     last = _last_read.get(name)
     if last is not None and last[0] == payload:
         return last[1]
@@ -52,15 +52,15 @@ def read_report(
         if report.heartbeat is heartbeat:
             _log.forget(name)
     except ValueError as error:
-        report = Report(name, None, tell_refusal(name, str(error)))
+        report = Report(name, None, log_refusal(name, str(error)))
     while len(_last_read) >= MAX_REMEMBERED:
         _last_read.pop(next(iter(_last_read)), None)
     _last_read[name] = (payload, report)
     return report
 
 
-def tell_refusal(name: str, why: str) -> str:
-    """The neuron's problem in words, which is logged once."""
+def log_refusal(name: str, why: str) -> str:
+    """Log the refusal once, and return it as the neuron's problem."""
     problem = f"its report is refused: {why[:300]}"
     _log.log(name, f"neuron {name[:MAX_NAME_LENGTH]}: {problem}")
     return problem

@@ -1,4 +1,4 @@
-"""The live fleet at one moment, frozen: what placement decides by and what /health shows.
+"""The live fleet at one moment, frozen: placement decides by it and /health shows it.
 
     NeuronHeartbeat*, DesiredStates ──build_snapshot──▶ FleetSnapshot ▷ NeuronView* ▷ ReplicaView*
 
@@ -34,7 +34,7 @@ NO_STATS = EngineStats(
     prefill_tokens_per_s=0.0,
     last_forward_unix_s=None,
 )
-"""The figures of an engine that has told nothing yet."""
+"""The figures of an engine that has not reported yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +78,15 @@ class ReplicaView:
     """The bound on an answer that its neuron enforces."""
     failure: LoadFailure | None = None
     spec_digest: str = ""
-    """Of the spec that it was loaded from; empty where the neuron does not say."""
+    """Of the spec that it was loaded from; empty where the neuron does not report it."""
     devices: tuple[str, ...] = ()
     memory_bytes: int | None = None
-    """All that it may take of those devices; ``None`` where nobody has measured. Of one that is
-    asleep, what it holds of them."""
+    """Most device memory that the model may allocate; ``None`` where it was not measured. For a
+    sleeping model: the memory that it still holds."""
     host_memory_bytes: int = 0
     """Held by the weights of one that is asleep, beside that."""
     last_used_age_s: float | None = None
-    """``None``: nobody has used it since it was loaded."""
+    """``None``: it was not used since it was loaded."""
     sleep_refused_age_s: float | None = None
     """Since it was last to fall asleep and could not; ``None``: never."""
 
@@ -96,7 +96,7 @@ class ReplicaView:
 
     @property
     def is_idle(self) -> bool:
-        """By what its neuron last said: nothing runs in it or waits for it."""
+        """Whether, by its neuron's last report, no request runs in it or waits for it."""
         return self.num_requests == 0
 
     @property
@@ -106,15 +106,15 @@ class ReplicaView:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until the present load stage is through; ``None`` when nothing tells."""
+        """Estimated seconds until the present load stage ends; ``None`` without an estimate."""
         if self.progress is None:
             return None
         return remaining_s(self.stage_age_s, self.progress.done, self.progress.total)
 
     @property
     def stage_age_s(self) -> float:
-        """How long the present load stage takes at most: what came before the engine, as a
-        download, says nothing of the engine's stages."""
+        """An upper bound of the present load stage's duration so far: stages before the engine's,
+        such as a download, do not count."""
         return self.status_age_s if self.engine_age_s is None else self.engine_age_s
 
 
@@ -129,8 +129,8 @@ class NeuronView:
     cuda_unavailable: str = ""
     """Why its cards cannot be used; empty where they can, and where it has none."""
     is_draining: bool = False
-    """The operator wishes it, or the neuron is leaving: no new loads, and requests only for what
-    nothing else can serve."""
+    """The operator drains it, or the neuron is leaving: no new loads, and requests only for models
+    that no other replica serves."""
     is_leaving: bool = False
     """It ends by itself soon and refuses new requests."""
     thread_problems: tuple[str, ...] = ()
@@ -171,7 +171,7 @@ class FleetSnapshot:
 
     neurons: tuple[NeuronView, ...]
     desired_states: DesiredStates = NO_DESIRED_STATES
-    """As last published: what holds for neurons that are not here as well."""
+    """As last published, also of neurons that are not in the snapshot."""
 
     absent: tuple[Absence, ...] = ()
     """What they hold is expected back."""
@@ -220,7 +220,7 @@ def build_snapshot(
 
 
 def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:
-    """Straight-line estimate of what is left; ``None`` where there is no rate to go by."""
+    """A linear estimate of the remaining seconds; ``None`` without a rate."""
     if elapsed_s <= 0 or done <= 0 or total <= 0:
         return None
     return max(0.0, elapsed_s * (total - done) / done)

@@ -148,7 +148,7 @@ def _json(content: bytes) -> Any:
 
 
 def refusal_of(error: urllib.error.HTTPError) -> str:
-    """Why a server refused. What it said of that may break off."""
+    """Why a server refused, from its response, which may break off."""
     try:
         content = error.read()
     except NO_ANSWER:
@@ -162,7 +162,7 @@ def refusal_text(status: int, content: bytes) -> str:
         problem = json.loads(content)
         if isinstance(error := problem.get("error"), dict):
             return str(error["message"])
-        if error is not None:  # the original's paths, which tell a text alone
+        if error is not None:  # the original's paths, whose error is a text
             return str(error)
         param = f"{problem['param']}: " if problem.get("param") else ""
         return f"{param}{problem['detail']}"

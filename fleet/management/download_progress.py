@@ -22,7 +22,7 @@ from fleet.management.backend import Backend
 from fleet.management.sizes import size_text
 
 LOOK_EVERY_S = 0.5
-TELL_EVERY_PERCENT = 10
+REPORT_EVERY_PERCENT = 10
 
 Show = Callable[[dict[str, Any]], None]
 
@@ -92,15 +92,15 @@ def _bar(stream: TextIO) -> Iterator[Show]:
 
 
 class _Lines:
-    """Says what changed, and of a progress each tenth."""
+    """Prints changes of status, and progress at each tenth."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self._told: tuple[str, int] | None = None
+        self._printed: tuple[str, int] | None = None
 
     def __call__(self, download: dict[str, Any]) -> None:
         fraction = download["progress_fraction"] or 0.0
-        now = (download["status"], int(fraction * 100) // TELL_EVERY_PERCENT)
-        if now != self._told:
-            self._told = now
+        now = (download["status"], int(fraction * 100) // REPORT_EVERY_PERCENT)
+        if now != self._printed:
+            self._printed = now
             self._stream.write(download_line(download))

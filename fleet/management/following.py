@@ -16,20 +16,20 @@ LOOK_EVERY_S = 1.0
 def follow(
     backend: Backend,
     jobs: list[dict[str, Any]],
-    say: Callable[[str], object],
+    report: Callable[[str], object],
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[dict[str, Any]]:
     """The jobs as they ended. Raises ``CommandError`` when one did not succeed."""
-    ended, told = [], ""
+    ended, reported = [], ""
     for job in jobs:
         while job["finished_at"] is None:
-            if (line := job_line(job)) != told:
-                say(line)
-                told = line
+            if (line := job_line(job)) != reported:
+                report(line)
+                reported = line
             sleep(LOOK_EVERY_S)
             job = backend.ask("GET", f"load-jobs/{job['id']}")
-        say(job_line(job))
+        report(job_line(job))
         ended.append(job)
     for job in ended:
         if job["status"] != "succeeded":

@@ -222,11 +222,11 @@ def row_id_of(noun: Noun, options: dict[str, Any]) -> str:
 
 
 def add_dry_run_argument(parser: ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be removed")
 
 
 def removed(run: Run, path: str) -> bool:
-    """Deletes what is at ``path``; with ``--dry-run`` only shows what that would do."""
+    """Delete the row at ``path``; with ``--dry-run`` only show the effects."""
     if not run.options["dry_run"]:
         run.backend.ask("DELETE", path)
         return True

@@ -6,7 +6,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def size_text(num_bytes: int | None) -> str:
-    """``6.0 GiB``; empty where nobody knows."""
+    """``6.0 GiB``; empty where unknown."""
     if num_bytes is None:
         return ""
     size, unit = float(num_bytes), UNITS[0]

@@ -12,7 +12,7 @@ from django.core.management.base import CommandError, OutputWrapper
 from fleet.errors import FleetError
 from fleet.management.backend import Backend, add_backend_arguments, backend_of
 from helexa_site.quick_command import QuickCommand
-from metering.management.output import json_text, told
+from metering.management.output import errors_on_one_line, json_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class SubcommandsCommand(QuickCommand):
         run = Run(
             options=options, backend=backend_of(options), stdout=self.stdout, stderr=self.stderr
         )
-        with told(), run.backend.understood():
+        with errors_on_one_line(), run.backend.understood():
             try:
                 subcommand.run(run)
             except FleetError as error:

@@ -60,7 +60,7 @@ class CatalogueModel(CatalogueColumns):
         return self.name
 
     def validate_constraints(self, exclude: Collection[str] | None = None) -> None:
-        """Not for people: constraints say neither where a row is wrong nor what would be right.
+        """Skipped: messages of constraints name neither the wrong field nor a right value.
         ``fleet.services.catalogue_model_check`` does."""
 
     def entry(self) -> CatalogueEntry:

@@ -48,7 +48,7 @@ class CatalogueColumns(models.Model):
         return CatalogueSettings(**self.setting_values())
 
     def assign(self, values: Mapping[str, SettingValue]) -> None:
-        """Sets columns and saves nothing. Raises ``TypeError`` for what is no setting."""
+        """Set columns without saving. Raises ``TypeError`` for an unknown setting."""
         for name, value in values.items():
             if name not in SETTINGS:
                 raise TypeError(f"a catalogue model has no setting named {name!r}")

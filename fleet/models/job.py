@@ -43,7 +43,7 @@ class Job(models.Model):
 
 
 def status_constraints(table: str) -> list[models.BaseConstraint]:
-    """The rules of a job's table: a job that has ended has an end, one that failed says why."""
+    """The constraints of a job's table: an ended job has an end, a failed one a reason."""
     return [
         models.CheckConstraint(
             condition=models.Q(status__in=LoadJobStatus.values), name=f"{table}_status_known"

@@ -1,4 +1,4 @@
-"""What the operator wishes of neurons: kept by name, apart from what the neurons report."""
+"""The state that the operator wants of neurons: stored by name, apart from the neurons' reports."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     text ──read_document──▶ Document ──plan_import──▶ Plan ──services.catalogue_import──▶ rows
     rows ──selectors.catalogue_state──▶ CatalogueState ──write_document──▶ text
 
-A document says all of each model that it names: what it leaves out has its default. Pure.
+A document defines each model that it names completely: absent settings have their defaults. Pure.
 """
 
 from fleet.models_toml.document import Document, WrittenModel, read_document

@@ -1,7 +1,7 @@
 """Reading a models.toml. Pure: text in, a document or every problem out.
 
-The original's keys mean what they meant there, where we have the same; what we cannot honour is
-told in an entry's notes. A key that neither knows is a problem, because it may be a slip.
+The original's keys mean what they meant there, where we have the same; keys that are not honoured
+are listed in an entry's notes. A key that neither knows is a problem, because it may be a slip.
 """
 
 from __future__ import annotations

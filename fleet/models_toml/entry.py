@@ -23,7 +23,7 @@ from fleet.models_toml.quant import KNOWN, names_a_file, while_loading
 OUR_HARNESS = "helexa"
 DEFAULT_SCHEME = "huggingface"
 ZERO_IS_OPEN = ("vram_mb", "min_device_vram_mb", "min_devices")
-"""Keys of which the original takes 0 for what is not given."""
+"""Keys for which 0 means unset in the original."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class ReadEntry:
 
 
 class EntryError(ValueError):
-    """``problems`` are pairs of a key and what is wrong there."""
+    """``problems`` are pairs of a key and its problem."""
 
     def __init__(self, problems: list[tuple[str, str]]) -> None:
         super().__init__(str(problems))
@@ -145,7 +145,7 @@ class _Reading:
         if not isinstance(quant, str):
             self._problems.append(("quant", f"{quant!r} is not text"))
         elif "file" in self._flat:
-            self._problems.append(("quant", "file says the same: one of them is enough"))
+            self._problems.append(("quant", "file means the same: one of them is enough"))
         elif "quantization" in self._flat or names_a_file(
             quant, self._values["source"], self._num_ranks
         ):
@@ -173,7 +173,7 @@ class _Reading:
         if harness != OUR_HARNESS:
             self._note("harness", f"{harness} is not honoured: helexa's own engine serves it")
         if self._flat.get("capabilities"):
-            self._note("capabilities", "not honoured: a loaded model tells what it can do")
+            self._note("capabilities", "not honoured: a loaded model reports its capabilities")
         if "limit.input" in self._flat:
             self._note("limit.input", "not honoured: prompt and answer share the context")
         if self._flat.get("cost.cache_write"):

@@ -56,9 +56,9 @@ class Plan:
     models: tuple[ModelChange, ...]
     aliases: tuple[AliasChange, ...]
     notes: tuple[EntryNote, ...]
-    """What the file says that is not honoured, or not as the original honoured it."""
+    """Settings of the file that are not honoured, or not as in the original."""
     unchanged: tuple[str, ...]
-    """Models of the file that are in the catalogue as it says."""
+    """Models of the file that equal the catalogue's."""
     problems: tuple[Problem, ...]
     """Why entries are refused. While there are any, nothing is imported."""
     left_alone: tuple[str, ...]
@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """Identifies what it would change, so that what is applied is what somebody agreed to."""
+        """Identifies its changes, so that only the plan that the operator confirmed is applied."""
         return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()[:16]
 
     def lines(self) -> Iterator[str]:

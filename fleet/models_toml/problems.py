@@ -1,4 +1,4 @@
-"""What is wrong with a models.toml: where, and in which words."""
+"""Problems of a models.toml: their place and message."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ def while_loading(quant: str) -> dict[str, Any] | None:
 
 
 def names_a_file(quant: str, source: str, num_ranks: int) -> bool:
-    """Ranks read safetensors alone. A repository of GGUF files says so in its name; others are
-    safetensors, and ``quant`` is what becomes of them."""
+    """Ranks read safetensors alone. A repository of GGUF files has that in its name; others are
+    safetensors, which ``quant`` quantises."""
     if num_ranks > 1:
         return False
     is_dense = source.startswith("huggingface:") and "gguf" not in source.lower()

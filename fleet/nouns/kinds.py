@@ -16,7 +16,7 @@ from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Number, Text,
 DURATION = re.compile(r"(\d{1,9})([smhdw])", re.ASCII)
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 NONE_WORDS = ("", "none")
-"""What a command's text says for JSON's ``null``."""
+"""Texts of a command for JSON's ``null``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ def _parsed_moment(text: str) -> datetime:
 
 
 def value_of_text(kind: Kind, text: str) -> Any:
-    """Returns the JSON value of a command's word. Raises ``ValueError`` in words for people; the
-    server says whether the value is allowed."""
+    """Returns the JSON value of a command's word. Raises ``ValueError`` with a message for users;
+    the server checks whether the value is allowed."""
     match kind:
         case Flag():
             if text not in ("true", "false"):

@@ -28,7 +28,7 @@ class Noun:
     id_pattern: str = ".+"
     """What its ids match. No URL has another one."""
     id_of_word: Callable[[str], str] = str
-    """The id in what somebody typed."""
+    """The id in the user's input."""
 
     @property
     def changeable(self) -> tuple[Field, ...]:

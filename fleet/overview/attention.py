@@ -67,26 +67,26 @@ def _of_neurons(neurons: Iterable[NeuronLine]) -> Iterator[Attention]:
 
 def _of_neuron(neuron: NeuronLine) -> Iterator[Attention]:
     if neuron.status == "away":
-        yield _say(Level.URGENT, "neuron_away", neuron.name, f"{neuron.name} is away")
+        yield _finding(Level.URGENT, "neuron_away", neuron.name, f"{neuron.name} is away")
     if neuron.status == "refused":
         text = f"{neuron.name} is not admitted: nothing is placed there"
-        yield _say(Level.NOTICE, "neuron_refused", neuron.name, text)
+        yield _finding(Level.NOTICE, "neuron_refused", neuron.name, text)
     for problem in neuron.problems:
         if not problem.startswith(VERSION_PROBLEM):
             text = f"{neuron.name}: {problem}"
-            yield _say(Level.WARNING, "neuron_problem", neuron.name, text)
+            yield _finding(Level.WARNING, "neuron_problem", neuron.name, text)
     yield from _of_disk(neuron)
     for replica in neuron.replicas:
         if replica.status == "failed":
             text = f"{replica.model} failed on {neuron.name}: {replica.failure}"
-            yield _say(Level.URGENT, "model_failing", replica.model, text)
+            yield _finding(Level.URGENT, "model_failing", replica.model, text)
         if replica.is_outdated and replica.status == "ready":
             text = f"{replica.model} on {neuron.name} is outdated: reload it"
-            yield _say(Level.WARNING, "outdated", replica.model, text)
+            yield _finding(Level.WARNING, "outdated", replica.model, text)
 
 
 VERSION_PROBLEM = "it runs helexa "
-"""How a neuron's problem begins that ``_of_versions`` tells for all of them at once."""
+"""The beginning of a neuron's problem that ``_of_versions`` reports for all neurons at once."""
 
 
 def _of_versions(neurons: Iterable[NeuronLine], version: str) -> Iterator[Attention]:
@@ -110,7 +110,7 @@ def _of_disk(neuron: NeuronLine) -> Iterator[Attention]:
     if share < DISK_LOW_SHARE:
         level = Level.URGENT if share < DISK_FULL_SHARE else Level.WARNING
         text = f"the disk of {neuron.name} is nearly full: {share:.0%} are left for downloads"
-        yield _say(level, "disk_nearly_full", neuron.name, text)
+        yield _finding(level, "disk_nearly_full", neuron.name, text)
 
 
 def _of_models(models: Iterable[ModelLine]) -> Iterator[Attention]:
@@ -118,10 +118,10 @@ def _of_models(models: Iterable[ModelLine]) -> Iterator[Attention]:
         if model.replicas < model.min_replicas:
             text = f"{model.name} has {model.replicas} of at least {model.min_replicas} replicas"
             level = Level.WARNING if model.replicas else Level.URGENT
-            yield _say(level, "too_few_replicas", model.name, text)
+            yield _finding(level, "too_few_replicas", model.name, text)
         if model.no_host:
             text = f"no host can run {model.name}: {model.no_host}"
-            yield _say(Level.WARNING, "no_host", model.name, text)
+            yield _finding(Level.WARNING, "no_host", model.name, text)
 
 
 def _of_budgets(budgets: Iterable[BudgetStatus]) -> Iterator[Attention]:
@@ -129,7 +129,7 @@ def _of_budgets(budgets: Iterable[BudgetStatus]) -> Iterator[Attention]:
         kind = "budget_spent" if budget.left == 0 else "budget_nearly_spent"
         of = f"the budget of the {budget.on} {budget.owner}"
         text = f"{of}: {_amount(budget, budget.left)} of {_amount(budget, budget.cap)} are left"
-        yield _say(Level.NOTICE, kind, budget.owner, text)
+        yield _finding(Level.NOTICE, kind, budget.owner, text)
 
 
 def _of_refused(refused: Mapping[Refused, int], spent: Collection[str]) -> Iterator[Attention]:
@@ -142,7 +142,7 @@ def _of_refused(refused: Mapping[Refused, int], spent: Collection[str]) -> Itera
     for number, account, why in sorted(found, key=lambda one: (-one[0], one[1]))[:MAX_REFUSED]:
         times = "once" if number == 1 else f"{number:,} times"
         text = f"{account} was refused {times} lately although budget is left: {why}"
-        yield _say(Level.NOTICE, "account_refused", account, text)
+        yield _finding(Level.NOTICE, "account_refused", account, text)
 
 
 def _of_broken_workers(refused: Mapping[Refused, int]) -> Iterator[Attention]:
@@ -156,12 +156,12 @@ def _of_broken_workers(refused: Mapping[Refused, int]) -> Iterator[Attention]:
                 f"{who} sent {number:,} requests lately that each ended an engine or a neuron: the "
                 f"gateway's log names them by {BROKE_WORKER}"
             )
-            yield _say(Level.URGENT, "key_breaks_workers", one.key or one.account, text)
+            yield _finding(Level.URGENT, "key_breaks_workers", one.key or one.account, text)
 
 
 def _amount(budget: BudgetStatus, amount: int) -> str:
     return amount_words(budget.unit, amount)
 
 
-def _say(level: Level, kind: str, about: str, text: str) -> Attention:
+def _finding(level: Level, kind: str, about: str, text: str) -> Attention:
     return Attention(level=level, kind=kind, about=about, text=text)

@@ -1,7 +1,7 @@
 """Which models no host of the fleet could ever run, whatever else is loaded there. Pure.
 
-Hosts that are away count: they belong to the fleet. A model whose need nobody knows could run on
-any host that has the kind of device that it asks for.
+Hosts that are away count: they belong to the fleet. A model with an unknown need could run on any
+host with the kind of device that it asks for.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ class Level(StrEnum):
     """How urgent a finding is, in the order in which findings are shown."""
 
     URGENT = "urgent"
-    """Somebody is not served, or soon will not be."""
+    """Clients are not served, or soon will not be."""
     WARNING = "warning"
     NOTICE = "notice"
     """The fleet has no fault: there is something to do or to know."""
@@ -18,8 +18,8 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """``kind`` says what sort of thing it is, ``about`` which one: a neuron, a model, an account or
-    a key, or nothing."""
+    """``kind`` is the sort of finding, ``about`` its object: a neuron, a model, an account, a key,
+    or empty."""
 
     level: Level
     kind: str

@@ -17,7 +17,7 @@ MAX_ENDED_JOBS = 20
 
 
 def job_lines(*, models: Collection[str] | None = None) -> tuple[JobLine, ...]:
-    """The jobs of these models, or of all: first what is under way, then the newest that ended."""
+    """The jobs of these models, or of all: first active ones, then the newest that ended."""
     is_active = Q(status__in=ACTIVE_LOAD_JOB_STATUSES)
     has_just_ended = Q(finished_at__gte=timezone.now() - ENDED_JOBS_SHOWN_FOR)
     rows = LoadJob.objects.filter(is_active | has_just_ended).select_related("neuron")

@@ -58,7 +58,7 @@ class NeuronLine:
     devices: tuple[DeviceLine, ...]
     replicas: tuple[ReplicaLine, ...]
     disk_total_bytes: int | None = None
-    """The size of the disk that downloads go to. ``None``: the neuron does not say."""
+    """The size of the disk that downloads go to. ``None``: the neuron does not report it."""
     disk_free_bytes: int | None = None
 
 
@@ -130,7 +130,7 @@ class RefusalLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOverview:
     is_live: bool
-    """False: Redis does not answer; this is what was recorded last."""
+    """False: Redis does not answer, and this is the last recorded state."""
     attention: tuple[Attention, ...]
     """The most urgent first; empty: all is as it should be."""
     neurons: tuple[NeuronLine, ...]

@@ -13,7 +13,7 @@ def outdated_models() -> tuple[OutdatedLine, ...]:
     digests = {
         entry.name: entry.spec_digest()
         for entry in selectors.catalogue_list()
-        if entry.base is None  # an adapter is loaded anew with its base
+        if entry.base is None  # an adapter is reloaded with its base
     }
     loaded = Replica.objects.exclude(spec_digest="").values_list("model_name", "spec_digest")
     names = {name for name, digest in loaded if digests.get(name, digest) != digest}

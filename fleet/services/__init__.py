@@ -13,7 +13,7 @@ from fleet.services.catalogue import (
     default_model_offer,
 )
 from fleet.services.catalogue_import import catalogue_import
-from fleet.services.containment import neuron_cut_off, oversized_neurons_cut_off
+from fleet.services.cut_off import neuron_cut_off, oversized_neurons_cut_off
 from fleet.services.download_moves import downloads_expire, downloads_record
 from fleet.services.downloads import (
     download_cancel,

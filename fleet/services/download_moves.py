@@ -43,7 +43,7 @@ LOST = LoadFailure(
 
 
 def downloads_record(*, reports: Mapping[str, CacheReport]) -> None:
-    """``reports``: by neuron, what was just read."""
+    """``reports``: neuron -> its latest report."""
     now = timezone.now()
     for download in selectors.downloads_active().filter(neuron__name__in=reports):
         jobs = {job.job_id: job for job in reports[download.neuron.name].jobs}
@@ -51,7 +51,7 @@ def downloads_record(*, reports: Mapping[str, CacheReport]) -> None:
 
 
 def downloads_expire(*, now: datetime | None = None) -> int:
-    """Fails the active downloads that nobody is working on; returns how many."""
+    """Fail the active downloads that no neuron works on. Returns their number."""
     now = now or timezone.now()
     failures = ((download, _abandoned(download, now)) for download in selectors.downloads_active())
     return sum(
@@ -62,7 +62,7 @@ def downloads_expire(*, now: datetime | None = None) -> int:
 
 
 def _abandoned(download: Download, now: datetime) -> LoadFailure | None:
-    """Why nobody works on an active download, if nobody does."""
+    """The failure of an active download that no neuron works on; ``None``: one does."""
     neuron, reported_at = download.neuron, download.reported_at
     if neuron.status == NeuronStatus.AWAY and neuron.status_since < now - AWAY_TIMEOUT:
         return neuron_away(neuron, download.created_at, "download")
@@ -115,7 +115,7 @@ def _end(
     failure: LoadFailure | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Whether this call ended it. What somebody cancelled has not failed."""
+    """Whether this call ended it. A cancelled download has not failed."""
     if status == LoadJobStatus.FAILED and download.cancel_wanted_at is not None:
         status, failure = LoadJobStatus.CANCELLED, None
     changes = {**(values or {}), "finished_at": timezone.now(), **failure_values(failure)}

@@ -1,7 +1,7 @@
-"""Downloads: fetching a model's files to a neuron, cancelling that, and deleting what is there.
+"""Downloads: fetching a model's files to a neuron, cancelling that, and deleting files.
 
     download_start ─▶ PENDING ─▶ the neuron's report moves it ─▶ SUCCEEDED | FAILED | CANCELLED
-    download_cancel ─────────────▶ the neuron ends it; what came stays, and the next pull resumes it
+    download_cancel ─────────────▶ the neuron ends it; its files stay, and the next pull resumes it
 
 How downloads move on is in ``download_moves``. Whether the disk has room is asked by the neuron
 once it knows the size, before it fetches anything.
@@ -143,8 +143,8 @@ def download_delete_start(
 
 
 def download_cancel(*, actor: Actor, download: Download) -> Download:
-    """It ends when its neuron has ended it. The neuron is told once the transaction commits. Raises
-    ``JobCannotBeCancelledError``, ``BrokerUnavailableError``."""
+    """It ends when its neuron has ended it. The message is sent once the transaction commits.
+    Raises ``JobCannotBeCancelledError``, ``BrokerUnavailableError``."""
     if not download.is_active:
         raise JobCannotBeCancelledError(f"The download has ended: it {download.status}")
     if download.kind == DownloadKind.DELETE:

@@ -1,8 +1,8 @@
-"""Recording what neurons say of themselves: rows follow heartbeats, never the other way.
+"""Records the neurons' heartbeats in the database: rows follow heartbeats, never the other way.
 
 Runs each second for every neuron, so an idle fleet costs reads only: a row is written when
 something in it changed, and otherwise about every ten seconds for ``last_seen_at`` and the free
-memory. Each write is idempotent and stands alone; what one tick missed the next one records.
+memory. Each write is idempotent and stands alone; the next tick records what one missed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fleet.lifecycles import (
 )
 from fleet.live.desired_state import Admission
 from fleet.live.neuron_rows import NeuronRows, neuron_rows
-from fleet.live.reports import Report, tell_refusal
+from fleet.live.reports import Report, log_refusal
 from fleet.live.snapshot import FleetSnapshot, protocol_problems
 from fleet.models import CatalogueModel, Device, LoadJob, Neuron, NeuronWish, Replica
 from fleet.services.job_moves import adapter_unload_advance, load_job_advance
@@ -64,12 +64,12 @@ def report_record(*, report: Report, rows: NeuronRows | None = None) -> bool:
                 heartbeat_record(heartbeat=report.heartbeat, rows=rows)
             return True
         except (DataError, IntegrityError, ValueError, OverflowError) as error:
-            problem = tell_refusal(report.name, f"it cannot be stored: {error}")
+            problem = log_refusal(report.name, f"it cannot be stored: {error}")
         except (OperationalError, InterfaceError):
             raise
         except Exception:
             logger.exception("the report of %s could not be recorded", report.name)
-            problem = "its report could not be recorded; the control's log says why"
+            problem = "its report could not be recorded; see the control's log"
     problem_record(report.name, problem)
     return False
 
@@ -95,8 +95,8 @@ def silent_neurons_mark_away(*, snapshot: FleetSnapshot) -> int:
 
 
 def neuron_mark_away(*, neuron: Neuron) -> bool:
-    """Nobody knows what its replicas do now. Returns whether this call marked it. Raises
-    ``IllegalTransitionError`` when it is away already."""
+    """Mark the neuron and its replicas away: their state is unknown. Returns whether this call
+    marked it. Raises ``IllegalTransitionError`` when it is away already."""
     ensure_transition(NEURON_TRANSITIONS, NeuronStatus(neuron.status), NeuronStatus.AWAY)
     now = timezone.now()
     marked = Neuron.objects.filter(pk=neuron.pk, status=neuron.status).update(
@@ -111,8 +111,8 @@ def neuron_mark_away(*, neuron: Neuron) -> bool:
 
 
 def problem_record(name: str, problem: str) -> None:
-    """On the row of a neuron whose report is refused. It is made where there is none: somebody will
-    look for it. What cannot be a name gets none."""
+    """Record the problem on the row of a neuron whose report is refused. Creates the row if it is
+    missing, so that the operator finds it. An invalid name gets none."""
     if not NEURON_NAME.fullmatch(name):
         return
     now = timezone.now()
@@ -181,8 +181,8 @@ def _status(heartbeat: NeuronHeartbeat, desired: NeuronWish) -> NeuronStatus:
 def _drained_at(
     neuron: Neuron, heartbeat: NeuronHeartbeat, desired: NeuronWish, now: datetime
 ) -> datetime | None:
-    """Since when nothing runs there. Not before gateways have read the wish, and what they sent
-    until then has shown in a report."""
+    """Since when nothing runs there. Not before gateways have read the drain, and requests sent
+    until then show in a report."""
     if desired.drain_wanted_at is None or now - desired.drain_wanted_at < DRAIN_SETTLES_AFTER:
         return None
     is_busy = any(_is_busy(state) for state in heartbeat.replicas)
@@ -294,7 +294,7 @@ def _write(row: models.Model, values: dict[str, Any]) -> None:
     for name in changed:
         setattr(row, name, values[name])
     if changed:
-        # A row that somebody deleted meanwhile is not made again.
+        # A row that was deleted meanwhile is not created again.
         of_same_kind = type(row)._default_manager.filter(pk=row.pk)
         of_same_kind.update(**{name: values[name] for name in changed})
 

@@ -24,7 +24,7 @@ from metering.services.audit import audit_entry_create
 logger = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
-NOBODY_REACHES_IT = "no other host can reach this Redis: "
+UNREACHABLE = "no other host can reach this Redis: "
 SHARE_IT = (
     "start serve with --share ADDRESS:PORT, or set REDIS_URL to a Redis of your own that they reach"
 )
@@ -72,7 +72,7 @@ def neuron_invite(*, actor: Actor, neuron_name: str, address: str | None = None)
 
 
 def invitation_check(*, address: str | None = None) -> str | None:
-    """Why nobody could follow an invitation now."""
+    """Why no host could use an invitation now; ``None``: one could."""
     policy = FleetPolicy.objects.filter(pk=1).first() or FleetPolicy()
     try:
         _redis_url(policy, address, "", "")
@@ -140,7 +140,7 @@ def _redis_url(policy: FleetPolicy, address: str | None, user: str, secret: str)
         database = given.path.strip("/")
     else:
         is_packaged = installation() is Installation.PACKAGES
-        raise InvitationError(NOBODY_REACHES_IT + (LET_IT_LISTEN if is_packaged else SHARE_IT))
+        raise InvitationError(UNREACHABLE + (LET_IT_LISTEN if is_packaged else SHARE_IT))
     scheme = "rediss" if is_tls else "redis"
     return f"{scheme}://{user}:{secret}@{address}/{database or 0}"
 
@@ -160,7 +160,7 @@ def _ensure_redis_can() -> None:
 
 
 def _may_have_users() -> bool:
-    """True once a process: invitations may have been revoked while nobody looked."""
+    """True once per process: invitations may have been revoked before it started."""
     global _has_looked
     looked, _has_looked = _has_looked, True
     return not looked

@@ -1,5 +1,5 @@
 """Moving load jobs and downloads: every move is claimed by one conditional UPDATE on the status it
-starts from. Whoever changes no row has lost the claim and does nothing.
+starts from. A caller that changes no row has lost the claim and does nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a neuron is told for a job. Every function raises ``BrokerUnavailableError``."""
+"""Messages to neurons for jobs. Every function raises ``BrokerUnavailableError``."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def send_drop_adapter(job: LoadJob) -> None:
 
 
 def send_reload(job: LoadJob) -> None:
-    """A neuron replaces what was loaded by another spec, and only that; what has the same one is
-    unloaded first."""
+    """Send a reload. A neuron replaces only a replica with another spec, so one with the same spec
+    is unloaded first."""
     replica = Replica.objects.filter(model_name=job.model_name, neuron=job.neuron).first()
     if replica is None or replica.spec_digest in ("", job.spec_digest):
         send_unload(job)

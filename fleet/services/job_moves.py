@@ -1,7 +1,7 @@
-"""Moving load jobs along their lifecycle, by what their neurons say.
+"""Moves load jobs along their lifecycle, by their neurons' reports.
 
-load, reload in place   the neuron's replica says how it goes; READY ends it
-unload                  ends when the neuron no longer has what was loaded then
+load, reload in place   the neuron's replica reports progress; READY ends it
+unload                  ends when the neuron no longer has that replica
 sleep                   ends when it is asleep
 reload elsewhere first  waits for its replacement, then unloads here
 reload after another    waits for that one, then is a reload in place
@@ -42,8 +42,8 @@ OLD_HEARTBEAT = timedelta(seconds=HEARTBEAT_EXPIRY_S + 1)
 
 
 def load_job_advance(*, job: LoadJob, state: ReplicaState | None, now: datetime) -> None:
-    """Moves an active job to where its neuron says it is. ``state``: of the job's model there;
-    ``None``: it has none."""
+    """Move an active job to the status that its neuron reports. ``state``: the replica of the job's
+    model there; ``None``: there is none."""
     if job.kind == LoadJobKind.UNLOAD:
         _unload_advance(job, state, now)
     elif job.kind == LoadJobKind.SLEEP:
@@ -123,7 +123,7 @@ def _need_learnt(job: LoadJob, state: ReplicaState, failure: LoadFailure) -> Non
 
 def _is_what_was_asked_for(job: LoadJob, state: ReplicaState) -> bool:
     """Another job loaded it, by the spec that this one sent too. Not while it is on its way out,
-    and never for a reload, which wants it loaded anew."""
+    and never for a reload, which wants it loaded again."""
     return (
         job.kind == LoadJobKind.LOAD
         and job.spec_digest != ""
@@ -203,14 +203,14 @@ def _replacing_advance(
 
 
 def _replaced_unload(job: LoadJob, now: datetime) -> None:
-    """Whoever claims the move to RUNNING tells the neuron, once."""
+    """The caller that claims the move to RUNNING sends the message, once."""
     values = {"started_at": now, "reported_at": now}
     if job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
         load_job_send(job=job, send=send_unload)
 
 
 def _reload_in_turn(job: LoadJob, now: datetime) -> None:
-    """Makes it a reload in place. Whoever wins the claim tells the neuron, once."""
+    """Make it a reload in place. The caller that wins the claim sends the message, once."""
     values = {"started_at": now, "reported_at": now, "replacement": None}
     if job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
         load_job_send(job=job, send=send_reload)
@@ -222,7 +222,7 @@ def _waiting_for(state: ReplicaState, then: str = "ending its engine") -> str:
 
 
 def _was_asked_for_later(job: LoadJob, job_id: str) -> bool:
-    """Whether what is there now was loaded by a job that came after this one."""
+    """Whether the present replica was loaded by a job after this one."""
     try:
         pk = uuid.UUID(job_id)
     except ValueError:

@@ -1,7 +1,7 @@
 """A load job's first step: its row and its audit entry in one transaction, then the message.
 
 The database holds one active load or reload for a model and neuron, and one active unload or sleep.
-Who asks for what is under way gets that job; a load by another spec takes its place.
+A request for an active job returns that job; a load with another spec replaces it.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ def _active_beside(job: LoadJob) -> LoadJob | None:
 
 
 def _does_the_same(active: LoadJob, job: LoadJob) -> bool:
-    """A load that was asked to end since, or that is of another spec, is not what is wanted now;
-    neither is a sleep where it is to be unloaded. What is unloaded cannot sleep."""
+    """Whether the active job does what the new one would. Not a load that was cancelled since or
+    has another spec; not a sleep if the model shall be unloaded; not an unload if it shall
+    sleep."""
     if job.kind in LEAVING_KINDS:
         return active.kind in (job.kind, LoadJobKind.UNLOAD)
     return active.spec_digest == job.spec_digest and not selectors.unload_job_is_active(

@@ -1,8 +1,8 @@
 """Pinned models that were unloaded through the original's path, and stay so.
 
-The original loads its ``default_models`` when a neuron starts and then leaves them alone: what was
-unloaded comes back with a load, with a request for it, or with its neuron's next start. Until then
-such a model counts as one with a replica less to keep.
+The original loads its ``default_models`` when a neuron starts and no later: an unloaded model comes
+back with a load, with a request for it, or with its neuron's next start. Until then such a model
+counts as one with a replica less to keep.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def kept_unloaded_forget(*, model_name: str) -> None:
 
 
 def kept_unloaded_forget_neuron(*, neuron_name: str) -> None:
-    """The neuron has started anew."""
+    """Forget them: the neuron has restarted."""
     for model in CatalogueModel.objects.exclude(unloaded_from=[]):
         if neuron_name in model.unloaded_from:
             _write(model, [name for name in model.unloaded_from if name != neuron_name])

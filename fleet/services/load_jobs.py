@@ -1,6 +1,7 @@
-"""Starting load jobs: load and unload a model on a neuron, cancel a job, expire what nobody works
-on. How jobs move on is in ``job_moves``, reloads in ``reloads``; what placement decides is started
-in ``placed_loads``.
+"""Load jobs: load and unload a model on a neuron, cancel a job, expire abandoned ones.
+
+``job_moves`` has their transitions, ``reloads`` the reloads, ``placed_loads`` the loads that
+placement decided.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def load_job_start(
     """The active job for this model on this neuron: a new one, or the one that is there and loads
     the same. ``evict``: models that must leave the neuron first.
 
-    The neuron is told once the transaction commits; what is loaded by another spec is replaced
-    there. Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
+    The message is sent once the transaction commits; the neuron replaces a replica with another
+    spec. Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
     ``PlacementRefusedError``.
     """
     model, neuron = selectors.model_enabled(model_name), selectors.neuron_known(neuron_name)
@@ -156,7 +157,7 @@ def load_job_cancel(*, actor: Actor, job: LoadJob) -> LoadJob:
 
 
 def load_jobs_expire(*, now: datetime | None = None) -> int:
-    """Fails the active jobs that nobody is working on; returns how many."""
+    """Fail the active jobs that no neuron works on. Returns their number."""
     now = now or timezone.now()
     failures = ((job, _abandoned(job, now)) for job in selectors.load_jobs_active())
     return sum(
@@ -167,7 +168,7 @@ def load_jobs_expire(*, now: datetime | None = None) -> int:
 
 
 def _abandoned(job: LoadJob, now: datetime) -> LoadFailure | None:
-    """Why nobody works on an active job, if nobody does."""
+    """The failure of an active job that no neuron works on; ``None``: one does."""
     neuron = job.neuron
     if neuron.status == NeuronStatus.AWAY and neuron.status_since < now - SILENCE_TIMEOUT:
         return neuron_away(neuron, job.created_at, "job")

@@ -45,20 +45,20 @@ def load_measurement_record(
 def load_need_record(
     *, model: CatalogueModel, neuron: Neuron, device: str, needed_bytes: int
 ) -> None:
-    """What a load that did not fit said it needs, where no load has shown it yet: from then on it
-    is known what must leave for it. A later word that says more counts instead."""
+    """Record the need of a load that did not fit, if no load has measured it yet, so that placement
+    knows how much to evict. A later, larger need replaces it."""
     load_bytes = max(0, needed_bytes - (model.entry().kv_memory_bytes or 0))
-    said: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "device_kind": device.partition(":")[0],
         "process_bytes": 0,
         "kv_token_bytes": 0,
         "memory_correction_bytes": 0,
     }
     rows = LoadMeasurement.objects.filter(model=model, neuron=neuron)
-    if rows.filter(**said, load_bytes__lt=load_bytes).update(load_bytes=load_bytes):
+    if rows.filter(**reported, load_bytes__lt=load_bytes).update(load_bytes=load_bytes):
         catalogue_changed()
         return
-    values = said | {"load_bytes": load_bytes}
+    values = reported | {"load_bytes": load_bytes}
     _, is_new = LoadMeasurement.objects.get_or_create(model=model, neuron=neuron, defaults=values)
     if is_new:
         catalogue_changed()
@@ -99,8 +99,8 @@ def _has_average(state: ReplicaState) -> bool:
 
 
 def _is_news(row: LoadMeasurement, state: ReplicaState) -> bool:
-    """Beside what is stored; while nothing is, beside what the load measured, which is where the
-    average started."""
+    """Whether the average differs from the stored one, or, while none is stored, from the load's
+    own measurement, where the average started."""
     assert state.report is not None and state.stats is not None
     known = row.prefill_speed or state.report.prefill_speed
     if known is None or state.stats.prefill_speed is None:

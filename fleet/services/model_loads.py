@@ -1,4 +1,4 @@
-"""Loading a model because somebody asks: where placement would, or on a neuron they name."""
+"""Loads a model on request: where placement decides, or on a named neuron."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def model_load_start(
     devices: Sequence[str] = (),
 ) -> LoadJob:
     """A load on that neuron, or else where it fits, which wakes it where it sleeps; the load that
-    is under way; or the reload of what was loaded by an earlier spec. An adapter's base is loaded:
-    the adapter itself is with the first request for it. Nothing leaves for a load on ``devices``
-    that somebody names with the neuron. A load that failed, for good too, is tried again.
+    is under way; or the reload of a replica with an earlier spec. An adapter's base is loaded: the
+    adapter itself is with the first request for it. A load on named ``devices`` evicts nothing. A
+    load that failed, for good too, is tried again.
 
     Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
     ``NeuronAwayError``, ``ModelRecoveringError``, ``ModelAlreadyLoadedError``,
@@ -54,7 +54,7 @@ def model_load_start(
         return _load_on(actor, entry, neuron_name, snapshot, devices)
     catalogue = selectors.catalogue_by_name()
     decision = place(entry, snapshot, catalogue=catalogue)
-    if isinstance(decision, Reject):  # somebody may have mended what failed
+    if isinstance(decision, Reject):  # the operator may have mended it
         decision = place(entry, snapshot, catalogue=catalogue, tries_again=True)
     match decision:
         case Load():

@@ -1,5 +1,5 @@
-"""What the operator wishes of neurons: drain, admit, refuse, remove. Each wish is a row, audited,
-and published in Redis when it is committed."""
+"""The operator's actions on neurons: drain, admit, refuse, remove. Each desired state is a row,
+audited, and published in Redis when it is committed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RESTORED_STATUSES = (
 
 
 def neuron_drain(*, actor: Actor, neuron_name: str) -> NeuronWish:
-    """Nothing new is placed there; what runs finishes. Raises ``UnknownNeuronError``."""
+    """Place no new loads or requests there; running ones finish. Raises ``UnknownNeuronError``."""
     return _set_desired(
         actor,
         "neuron.drain",
@@ -54,7 +54,7 @@ def neuron_drain(*, actor: Actor, neuron_name: str) -> NeuronWish:
 
 
 def neuron_resume(*, actor: Actor, neuron_name: str) -> NeuronWish:
-    """The end of a drain: the control loads there again what was loaded before it. Raises
+    """End a drain: the control plane loads the models from before it again. Raises
     ``UnknownNeuronError``."""
     return _set_desired(actor, "neuron.resume", neuron_name, drain_wanted_at=None)
 
@@ -84,8 +84,8 @@ def neuron_models_to_restore_add(*, neuron_name: str, model_names: Collection[st
 
 
 def models_to_restore() -> dict[str, tuple[str, ...]]:
-    """By neuron that does not drain: what is still to be loaded there after a drain, the last used
-    first, or after it has left a device for another model."""
+    """Neuron -> models still to be loaded there after a drain or an eviction, the last used first.
+    Without draining neurons."""
     resumed = NeuronWish.objects.filter(drain_wanted_at=None).exclude(models_before_drain=[])
     return {desired.neuron_name: tuple(desired.models_before_drain) for desired in resumed}
 
@@ -115,12 +115,12 @@ def neuron_admit(*, actor: Actor, neuron_name: str) -> NeuronWish:
 
 
 def neuron_refuse(*, actor: Actor, neuron_name: str) -> NeuronWish:
-    """Nothing is placed or routed there; what runs finishes. Raises ``UnknownNeuronError``."""
+    """Place and route nothing there; running requests finish. Raises ``UnknownNeuronError``."""
     return _set_desired(actor, "neuron.refuse", neuron_name, admission=Admission.REFUSED.value)
 
 
 def neuron_expect(*, actor: Actor, neuron_name: str) -> NeuronWish:
-    """Admits a neuron before it has reported, unless somebody has decided on it already."""
+    """Admit a neuron before it has reported, unless the operator has decided on it already."""
     with transaction.atomic():
         desired, created = NeuronWish.objects.get_or_create(neuron_name=neuron_name)
         if created:
@@ -130,7 +130,7 @@ def neuron_expect(*, actor: Actor, neuron_name: str) -> NeuronWish:
 
 
 def neuron_remove(*, actor: Actor, neuron_name: str, with_invitation: bool = False) -> None:
-    """Forgets a neuron that is away: its rows, with its load jobs, and what is in Redis of it. One
+    """Forget a neuron that is away: its rows, its load jobs, and its keys in Redis. One
     that was invited may come back, unless its invitation goes as well.
     Raises ``UnknownNeuronError``, ``NeuronAliveError``."""
     if _is_alive(neuron_name):
@@ -180,7 +180,7 @@ def admission_policy_set(*, actor: Actor, policy: AdmissionPolicy) -> None:
 
 
 def desired_state_of_first_sight(neuron_name: str) -> NeuronWish:
-    """The wish for a neuron that reports, made by the policy where there is none."""
+    """The desired state of a neuron that reports, created by the policy if there is none."""
     desired = NeuronWish.objects.filter(neuron_name=neuron_name).first()
     if desired is None:
         admission = _policy().first_admission.value
@@ -191,7 +191,7 @@ def desired_state_of_first_sight(neuron_name: str) -> NeuronWish:
 
 
 def desired_states_publish() -> None:
-    """Writes all wishes to Redis. Where Redis is away the control's next tick does."""
+    """Write all desired states to Redis. If Redis is offline, the control's next tick does."""
     fields = encode_desired_states(desired_states_read())
     try:
         pipeline = live.redis_client().pipeline(transaction=True)
@@ -203,7 +203,7 @@ def desired_states_publish() -> None:
 
 
 def desired_states_read() -> DesiredStates:
-    """The operator's wishes, with what is known of each host."""
+    """The operator's desired states, with the known facts of each host."""
     now = timezone.now()
     cut_off = Invitation.objects.exclude(cut_off_at=None).values("neuron_name")
     belonging = Neuron.objects.exclude(name__in=cut_off).prefetch_related("devices")
@@ -244,7 +244,7 @@ def _policy() -> AdmissionPolicy:
 
 
 def _set_desired(actor: Actor, action: str, neuron_name: str, **values: Any) -> NeuronWish:
-    """Writes, audits and publishes the wish, unless it is one already."""
+    """Write, audit and publish the desired state, unless it is unchanged."""
     with transaction.atomic():
         desired = NeuronWish.objects.select_for_update().filter(neuron_name=neuron_name).first()
         if desired is None:
@@ -264,7 +264,7 @@ def _set_desired(actor: Actor, action: str, neuron_name: str, **values: Any) -> 
 
 
 def _is_alive(neuron_name: str) -> bool:
-    """Whether its heartbeat is there; while Redis is away, what its row says."""
+    """Whether its heartbeat exists; while Redis is offline, by its row."""
     try:
         return bool(live.redis_client().exists(keys.heartbeat_key(neuron_name)))
     except (redis.RedisError, OSError):

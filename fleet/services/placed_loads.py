@@ -1,8 +1,10 @@
-"""Loads that placement decided, by a gateway or by the control: one at a time for each model.
+"""Starts loads that placement decided, in a gateway or in the control plane: one at a time for each
+model.
 
 Two gateways may decide on snapshots that differ by a heartbeat, and choose different neurons. So
 the model's row is locked while it is looked whether a load of it is under way anywhere. What leaves
-for a load moves to where memory is free (``fleet.placement.devices.moves``); both jobs say so.
+for a load moves to where memory is free (``fleet.placement.devices.moves``); both jobs' notes name
+it.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def placed_load_start(*, actor: Actor, load: Load, may_be_one_more: bool = False
 
 
 def _move_what_leaves(actor: Actor, load: Load, job: LoadJob) -> None:
-    """A move that is refused is none: the model is loaded again when somebody asks for it."""
+    """Start the moves. A refused move is dropped: the model is loaded again at its next request."""
     try:
         snapshot = live.read_snapshot_sync(live.redis_client())
         for move in moves_for(load, snapshot, selectors.catalogue_by_name()):

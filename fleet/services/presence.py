@@ -1,4 +1,4 @@
-"""Whether a host that somebody names reports now: jobs are made only for those that do."""
+"""Checks that a named host reports now: jobs are created only for those that do."""
 
 from __future__ import annotations
 

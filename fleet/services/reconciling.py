@@ -37,7 +37,7 @@ FAILURES_SINCE = timedelta(seconds=2 * BACKOFF.max_s)
 def fleet_plan(*, watched: Watched, turns: tuple[Turn, ...]) -> Plan:
     """What one tick decides. Writes nothing and holds no lock: thinking about a large fleet takes
     tens of milliseconds. ``turns`` are those that are under way."""
-    # Anew: of a model that was just unloaded to stay so an older read says that it is missing.
+    # Read again: an older read lacks a model that was just unloaded to stay so.
     selectors.catalogue_cache_clear()
     return reconcile(
         selectors.catalogue_by_name(),

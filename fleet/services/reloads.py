@@ -1,8 +1,8 @@
-"""Reloading an outdated or ailing replica: without a gap where there is room for a second one.
+"""Reloads an outdated or failing replica, without a gap if there is room for a second one.
 
 A neuron holds one replica of a model, so a second one is on another neuron:
 
-    somebody else serves it ────────▶ in place        they serve meanwhile
+    others serve it ────────────────▶ in place        they serve meanwhile
     another neuron has free room ───▶ elsewhere first  then it is unloaded here
     else ───────────────────────────▶ in place        requests wait while it loads
 """
@@ -29,7 +29,7 @@ from metering.actor import Actor
 
 def reload_job_start(*, actor: Actor, model_name: str, neuron_name: str) -> LoadJob:
     """The active load or reload of this model on this neuron by the catalogue's present spec: a
-    new one, or the one that is there. Its ``note`` says how it is done.
+    new one, or the one that is there. Its ``note`` describes how it is done.
 
     Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
     ``NeuronAwayError``, ``ReplicaNotFoundError``, ``SnapshotUnavailableError``.

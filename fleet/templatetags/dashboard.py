@@ -28,12 +28,12 @@ def device_bars(neuron: NeuronRow) -> SafeString:
 
 
 def _device(device: DeviceRow) -> str:
-    told = f"{device.memory}, {device.readings}" if device.readings else device.memory
+    summary = f"{device.memory}, {device.readings}" if device.readings else device.memory
     held = ", ".join(segment.label for segment in device.segments)
     return (
         '<div class="hx-device"><div class="hx-head">'
         f"<span><strong>{escape(device.id)}</strong> {escape(device.name)}</span>"
-        f'<span class="hx-quiet">{escape(told)}</span></div>'
+        f'<span class="hx-quiet">{escape(summary)}</span></div>'
         f'<div class="hx-memory" role="img" aria-label="Memory of {escape(device.id)}: '
         f'{escape(held)}">{"".join(map(_segment, device.segments))}</div></div>'
     )
@@ -48,7 +48,7 @@ def _segment(segment: SegmentRow) -> str:
 
 @register.simple_tag
 def replica_rows(neuron: NeuronRow, may_operate: bool) -> SafeString:
-    """``may_operate``: whether whoever looks may unload and reload."""
+    """``may_operate``: whether the user may unload and reload."""
     return mark_safe("".join(_row(one, neuron.name, may_operate) for one in neuron.replicas))
 
 

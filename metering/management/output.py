@@ -54,7 +54,7 @@ def json_text(value: Any) -> str:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def errors_on_one_line() -> Iterator[None]:
     """Shows what can go wrong as one line on standard error, with the exit code for it."""
     try:
         yield

@@ -11,7 +11,7 @@ import pytest
 from fleet import services
 from fleet.lifecycles import NeuronStatus
 from fleet.live.load_orders import LoadOrders
-from fleet.live.reports import MAX_REPLICAS, Report, read_report, tell_refusal
+from fleet.live.reports import MAX_REPLICAS, Report, log_refusal, read_report
 from fleet.live.snapshot import build_snapshot
 from fleet.models import Neuron
 from inference.protocol.engine import EngineStats
@@ -188,7 +188,7 @@ def test_texts_that_move_the_cursor_or_forge_lines_are_escaped(build) -> None:
 
 def test_refusals_that_differ_each_time_fill_no_log(build, caplog) -> None:
     for number in range(100):
-        tell_refusal("liar", f"reason {number}")
+        log_refusal("liar", f"reason {number}")
     assert len(caplog.records) == 5
 
 

@@ -15,7 +15,7 @@ from helexa_site.backup.files_part import FOLDER
 from helexa_site.program import program
 from helexa_site.quick_command import QuickCommand
 from helexa_site.settings import CONFIG
-from metering.management.output import told
+from metering.management.output import errors_on_one_line
 
 
 class Command(QuickCommand):
@@ -34,7 +34,7 @@ class Command(QuickCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         default = Path(f"helexa-{time.strftime('%Y%m%dT%H%M%S')}.tar.gz")
         target = (options["file"] or default).absolute()
-        with told():
+        with errors_on_one_line():
             try:
                 manifest = back_up(CONFIG, target, overwrites=options["overwrite"])
             except BackupError as error:

@@ -61,7 +61,7 @@ class Command(QuickCommand):
             try:
                 self._turn(client, model, messages, question, sampling)
             except (KeyboardInterrupt, CommandError) as error:
-                # The conversation goes on as if that had not been asked.
+                # The conversation continues without that question.
                 messages = so_far
                 self.stderr.write(f"\n[{str(error) or 'stopped'}]")
 
@@ -80,7 +80,8 @@ class Command(QuickCommand):
         self.stderr.write(_speed(answer))
 
     def _write(self, text: str) -> None:
-        """A model or its host may answer anything. What is piped stays as it is."""
+        """Escape control characters for a terminal, since a model or its host may send any. Piped
+        output is unchanged."""
         if self.stdout.isatty():
             text = CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
         self.stdout.write(text, ending="")

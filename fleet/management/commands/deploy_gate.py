@@ -1,4 +1,5 @@
-"""``manage.py deploy_gate``: what was loaded is there again and answers; exit code 1 where not."""
+"""``manage.py deploy_gate``: checks that the models from before are loaded again and answer; exit
+code 1 if not."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ class Command(QuickCommand):
             neuron=options["neuron"],
             model=options["model"],
             ready_limit_s=options["timeout"],
-            say=self.stderr.write,
+            report=self.stderr.write,
         )
 
 

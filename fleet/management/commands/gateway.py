@@ -33,7 +33,7 @@ class Command(QuickCommand):
         except NewerSchemaError as error:
             raise CommandError(str(error)) from error
         except DatabaseError:
-            pass  # it is away: requests are told so, and it may come back
+            pass  # it is offline: requests get an error, and it may come back
         finally:
             connection.close()
         if options["host"] != (CONFIG.listen_host or DEFAULT_HOST):
@@ -41,7 +41,7 @@ class Command(QuickCommand):
                 f"the settings were made for another --host; run {program()} gateway"
             )
         from inference.gateway.server.run import (
-            run,  # what is refused does not wait for its imports
+            run,  # refusals do not wait for its imports
         )
 
         run(options["host"], options["port"])

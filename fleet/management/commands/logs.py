@@ -9,7 +9,7 @@ from urllib.parse import quote
 from fleet.live.engine_logs import DEFAULT_LINES
 from fleet.management.backend import add_backend_arguments, backend_of
 from helexa_site.quick_command import QuickCommand
-from metering.management.output import json_text, told
+from metering.management.output import errors_on_one_line, json_text
 
 
 class Command(QuickCommand):
@@ -25,6 +25,6 @@ class Command(QuickCommand):
         neuron, model = (quote(options[name], safe="") for name in ("neuron", "model"))
         path = f"neurons/{neuron}/models/{model}/logs?lines={options['lines']}"
         backend = backend_of(options)
-        with told(), backend.understood():
+        with errors_on_one_line(), backend.understood():
             log = backend.ask("GET", path)
             self.stdout.write(json_text(log) if options["json"] else "\n".join(log["lines"]))

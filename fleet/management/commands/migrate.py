@@ -16,10 +16,10 @@ from helexa_site.migration_guard import (
 
 class Command(DjangosMigrate):
     def handle(self, *args: Any, **options: Any) -> None:
-        def tell_waiting() -> None:
+        def report_waiting() -> None:
             self.stderr.write("another process migrates this database; waiting for it")
 
-        with migrating_alone(tell_waiting):
+        with migrating_alone(report_waiting):
             try:
                 ensure_schema_is_not_newer()
             except NewerSchemaError as error:

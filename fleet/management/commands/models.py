@@ -1,4 +1,4 @@
-"""``manage.py models``: what is offered, and loading it."""
+"""``manage.py models``: the catalogue's models, and loading them."""
 
 from __future__ import annotations
 

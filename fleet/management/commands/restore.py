@@ -13,7 +13,7 @@ from helexa_site.backup.restoring import check, restore
 from helexa_site.program import program
 from helexa_site.quick_command import QuickCommand
 from helexa_site.settings import CONFIG
-from metering.management.output import told
+from metering.management.output import errors_on_one_line
 
 
 class Command(QuickCommand):
@@ -30,7 +30,7 @@ class Command(QuickCommand):
 
     def handle(self, *_args: Any, **options: Any) -> None:
         source = options["file"].absolute()
-        with told():
+        with errors_on_one_line():
             try:
                 if options["check"]:
                     check(source)

@@ -10,7 +10,7 @@ from typing import Any
 from fleet.management.backend import add_backend_arguments, backend_of
 from fleet.management.sizes import size_text
 from helexa_site.quick_command import QuickCommand
-from metering.management.output import json_text, table_text, told
+from metering.management.output import errors_on_one_line, json_text, table_text
 
 NOTICE = "notice"
 """The level of findings with which nothing is wrong."""
@@ -27,7 +27,7 @@ class Command(QuickCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         backend = backend_of(options)
         while True:
-            with told(), backend.understood():
+            with errors_on_one_line(), backend.understood():
                 overview = backend.ask("GET", "overview")
                 text = json_text(overview) if options["json"] else overview_text(overview)
             self.stdout.write(f"{CLEAR}{text}" if options["watch"] else text)

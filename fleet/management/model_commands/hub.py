@@ -43,15 +43,15 @@ def whole_source(given: str) -> str:
 
 
 def chosen_of_repository(run: Run, source: str) -> tuple[str, dict[str, Any]]:
-    """The name and the settings of the model that ``--file`` names, or that somebody chooses at
-    the terminal. Raises ``CommandError``, with what there is to choose."""
+    """The name and the settings of the model that ``--file`` names, or that the user chooses at the
+    terminal. Raises ``CommandError`` with the choices."""
     repository, revision = source.removeprefix(SCHEME), run.options["revision"]
     owner, _, name = repository.partition("/")
     if not owner or not name or "/" in name:
         raise CommandError(f"{source!r} is not like {SCHEME}org/name")
     query = f"?revision={quote(revision, safe='')}" if revision else ""
-    told = run.backend.ask("GET", f"hub/{quote(repository)}{query}")
-    choices = told["choices"]
+    found = run.backend.ask("GET", f"hub/{quote(repository)}{query}")
+    choices = found["choices"]
     if not choices:
         raise CommandError(f"{repository} holds neither safetensors nor GGUF files")
     if run.options["file"]:

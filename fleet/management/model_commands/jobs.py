@@ -43,7 +43,7 @@ class Unload(_Jobs):
 
 class Reload(_Jobs):
     name = "reload"
-    help = "load a model anew, by what the catalogue says now"
+    help = "load a model again, with the catalogue's present settings"
 
 
 class Sleep(_Jobs):

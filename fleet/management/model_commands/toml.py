@@ -15,7 +15,7 @@ NOTHING = "Nothing to change."
 
 class Import:
     name = "import"
-    help = "make the catalogue what a models.toml says; shows what would change unless --apply"
+    help = "import a models.toml into the catalogue; only shows the changes unless --apply"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("file", metavar="FILE", help="- reads standard input")

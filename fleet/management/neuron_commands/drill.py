@@ -34,4 +34,4 @@ class Drill:
         sent = run.backend.ask("POST", f"neurons/{quote(name, safe='')}/drill", asked)
         what = f"{fault} of {sent['model']}" if sent["model"] else fault
         lasts = f" for {sent['seconds']} s" if sent["seconds"] else ""
-        run.show(sent, f"{name}: {what}{lasts} is ordered; its log and `neurons show` say more.")
+        run.show(sent, f"{name}: {what}{lasts} is ordered; see its log and `neurons show`.")

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError
 
 from helexa_site.models import LoginAttempt
 from helexa_site.quick_command import QuickCommand
-from metering.management.output import json_text, table_text, told
+from metering.management.output import errors_on_one_line, json_text, table_text
 
 COLUMNS = ("username", "address", "failures", "last_at")
 
@@ -24,7 +24,7 @@ class Command(QuickCommand):
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        with told():
+        with errors_on_one_line():
             attempts = LoginAttempt.objects.order_by("-last_at")
             for name, field in (("user", "username"), ("address", "address")):
                 if options[name] is not None:

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from helexa_site.quick_command import QuickCommand
 from metering import selectors
-from metering.management.output import json_text, table_text, told
+from metering.management.output import errors_on_one_line, json_text, table_text
 from metering.money import usd_text
 from metering.selectors import UsageFilter, UsageGroup, UsageRow, UsageSums
 from metering.selectors.usage import SUMS
@@ -31,7 +31,7 @@ class Command(QuickCommand):
         forms.add_argument("--csv", action="store_true", help="print CSV")
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        with told():
+        with errors_on_one_line():
             by = UsageGroup(options["by"])
             today = timezone.now().date()
             period = selectors.period_of(options["first"], options["last"], today=today)

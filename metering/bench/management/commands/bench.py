@@ -28,7 +28,7 @@ from metering.bench.metrics import METRICS
 from metering.bench.reading import Where, cells_list, samples_of, side_of
 from metering.bench.settings import SweepSettings
 from metering.bench.sweep import Sweep, SweepResult
-from metering.management.output import json_text, told
+from metering.management.output import errors_on_one_line, json_text
 
 REGRESSED_CODE = 1
 """How ``compare`` ends where a build got worse; what cannot be done ends with ``ERROR_CODE``."""
@@ -64,7 +64,7 @@ class Command(QuickCommand):
 
     def handle(self, *_args: Any, **options: Any) -> None:
         try:
-            with told():
+            with errors_on_one_line():
                 getattr(self, f"_{options['command']}")(options)
         except BenchValueError as error:
             raise CommandError(f"{error.field}: {error}", returncode=ERROR_CODE) from error

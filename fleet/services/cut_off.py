@@ -1,7 +1,7 @@
 """Shutting out an invited neuron that writes what no honest one does.
 
     gateway: too many faults in what it answers ─┬─▶ neuron_cut_off ─▶ its Redis user and keys go
-    control: too many bytes or keys in Redis, ───┘                     its page says why
+    control: too many bytes or keys in Redis, ───┘                     its page has the reason
              written by it, sent to it and left
              there, or held by its connections
 
@@ -165,7 +165,7 @@ def _connection_excess(name: str, sizes: Sequence[int], now_s: float) -> str:
 
 
 def _lasts(name: str, what: str, is_excess: bool, now_s: float) -> bool:
-    """Whether it has been so for ``EXCESS_FOR_S``; then counting begins anew."""
+    """Whether the excess has lasted for ``EXCESS_FOR_S``; then counting restarts."""
     if not is_excess:
         _excess_since_s.pop((name, what), None)
         return False
