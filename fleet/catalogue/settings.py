@@ -148,8 +148,8 @@ class CatalogueSettings:
         metadata=setting(
             Count(),
             Section.LIMITS,
-            "The longest answer a request may ask for, and its default. "
-            "Empty: the rest of the context.",
+            "The longest answer a request may ask for, and how long one may become that does not "
+            "say. Empty: what the context leaves.",
             travels=True,
         ),
     )
@@ -270,8 +270,8 @@ class CatalogueSettings:
         metadata=setting(
             Number(least=0, most=2),
             Section.SAMPLING,
-            "Where a request names none; 0: the likeliest token. Empty: the model's files' "
-            "value, else 1.",
+            "Where a request names none; 0: the likeliest token. Empty: what the model's files "
+            "say, else 1.",
         ),
     )
     top_p: float | None = field(
@@ -279,7 +279,7 @@ class CatalogueSettings:
         metadata=setting(
             Number(least=0, most=1),
             Section.SAMPLING,
-            "Where a request names none. Empty: the model's files' value, else 1.",
+            "Where a request names none. Empty: what the model's files say, else 1.",
         ),
     )
     top_k: int | None = field(
@@ -287,7 +287,7 @@ class CatalogueSettings:
         metadata=setting(
             Count(least=0),
             Section.SAMPLING,
-            "Where a request names none; 0: off. Empty: the model's files' value, else off.",
+            "Where a request names none; 0: off. Empty: what the model's files say, else off.",
         ),
     )
     min_p: float | None = field(
@@ -295,7 +295,7 @@ class CatalogueSettings:
         metadata=setting(
             Number(least=0, most=1),
             Section.SAMPLING,
-            "Where a request names none. Empty: the model's files' value, else 0.",
+            "Where a request names none. Empty: what the model's files say, else 0.",
         ),
     )
     repetition_penalty: float | None = field(
@@ -303,7 +303,7 @@ class CatalogueSettings:
         metadata=setting(
             Number(least=0.01, most=10),
             Section.SAMPLING,
-            "Where a request names none; 1: off. Empty: the model's files' value, else off.",
+            "Where a request names none; 1: off. Empty: what the model's files say, else off.",
         ),
     )
     repetition_window: int | None = field(

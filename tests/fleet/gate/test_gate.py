@@ -89,7 +89,7 @@ class FakeFleet:
             probe=Probe(),
             neuron=neuron,
             ready_limit_s=60.0,
-            say=self.said.append,
+            report=self.said.append,
             clock=lambda: self.now_s,
             sleep=self.sleep,
         )

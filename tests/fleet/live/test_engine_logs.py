@@ -29,7 +29,7 @@ class Neuron:
     def send_task(self, name: str, args: list[Any], **options: Any) -> None:
         assert (name, options["queue"]) == ("neuron.tell_log", "neuron.beast")
         if not self.is_silent:
-            self.logs.tell(*args)
+            self.logs.send(*args)
 
 
 @pytest.fixture
