@@ -246,7 +246,7 @@ def test_an_engines_log_is_asked_of_its_neuron(
         """Stands where Celery is."""
 
         def send_task(self, _name: str, args: list[Any], **_options: Any) -> None:
-            logs.tell(*args)
+            logs.send(*args)
 
     monkeypatch.setattr(neuron_client, "app", Answering())
     where = f"/admin/dashboard/log/{replica.pk}"
