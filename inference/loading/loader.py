@@ -274,7 +274,7 @@ def _quantized_tables(described: _Described, device: torch.device) -> list[str]:
     """Tables of tokens whose rows a card looks up in codes. Where the output head is tied to
     one, the head is packed beside it."""
     files = described.files
-    if device.type == "cpu" or family_of(described.config).is_foreign:
+    if device.type == "cpu" or family_of(described.config).uses_transformers:
         return []
     return [
         name
@@ -286,7 +286,7 @@ def _quantized_tables(described: _Described, device: torch.device) -> list[str]:
 
 def _has_packed_kernels(spec: LoadSpec, described: _Described, device: torch.device) -> bool:
     """As far as is known before one is tried."""
-    is_exact = spec.dtype == "float32" or family_of(described.config).is_foreign
+    is_exact = spec.dtype == "float32" or family_of(described.config).uses_transformers
     return device.type == "cuda" and not is_exact and triton_problem() is None
 
 
