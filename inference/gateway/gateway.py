@@ -46,9 +46,9 @@ from inference.gateway.request.call import Call, RequestOutcome
 from inference.gateway.request.event_stream import RequestStreams
 from inference.gateway.request.identify import SENDER, Directory, Identifier
 from inference.gateway.request.place import Placer
-from inference.gateway.request.prompt_ratios import PromptRatios
 from inference.gateway.request.rate_limit import Limiting
 from inference.gateway.request.settle import Outcomes, counted_by
+from inference.gateway.request.token_bounds import PromptRatios
 from inference.gateway.server.paths import api_path_of
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.keys import WAITING_INTERVAL_S, gateway_alive_key

@@ -13,7 +13,7 @@ from inference.gateway.batches.openai import BatchApiConsumer
 from inference.gateway.batches.store import BatchStore
 from inference.gateway.batches.worker import BatchWorker
 from inference.gateway.gateway import Gateway
-from inference.gateway.server.spooling import spooled_file
+from inference.gateway.server.bodies import spooled_file
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.errors import ApiError, InvalidRequestError

@@ -14,7 +14,7 @@ from inference.gateway.batches.uploads import read_upload
 from inference.gateway.batches.worker import BatchWorker
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.gateway.gateway import Gateway
-from inference.gateway.server.spooling import spooled_file
+from inference.gateway.server.bodies import spooled_file
 from inference.wire.dialect import ErrorDialect
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai import batches as openai_batches

@@ -17,7 +17,7 @@ from typing import IO, Any
 from inference.gateway.consumers.generate import unix_time_s
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.run import run_request
-from inference.gateway.server.spooling import spooled_file
+from inference.gateway.server.bodies import spooled_file
 from inference.protocol.events import ANSWERS
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.preparing import MAX_DEATHS, broke_worker

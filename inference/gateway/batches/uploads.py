@@ -11,7 +11,7 @@ from django.core.files.uploadedfile import UploadedFile
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
-from inference.gateway.server.spooling import spooled_file
+from inference.gateway.server.bodies import spooled_file
 from inference.wire.errors import InvalidRequestError, MissingParameterError
 
 

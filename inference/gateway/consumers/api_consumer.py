@@ -27,8 +27,8 @@ from inference.gateway.request.call import Call
 from inference.gateway.request.identify import SENDER
 from inference.gateway.request.rate_limit import limit_headers
 from inference.gateway.server.azure import with_model
+from inference.gateway.server.bodies import parse_aside
 from inference.gateway.server.body_writer import send_file, send_in_pieces
-from inference.gateway.server.large_bodies import parse_aside
 from inference.gateway.server.paths import unknown_url
 from inference.wire.common.fields import shown
 from inference.wire.common.unknown_fields import unknown_fields_ignored

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from inference.gateway.redis.failure import redis_unavailable
 from inference.gateway.request.call import Call, RequestOutcome, TokenCharge
-from inference.gateway.request.prompt_ratios import PromptRatios
-from inference.gateway.request.token_bounds import TokenBounds
+from inference.gateway.request.token_bounds import PromptRatios, TokenBounds
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.dialect import ErrorDialect
 from inference.wire.errors import ApiError, RateLimitExceededError

@@ -9,8 +9,10 @@ For whoever has a request to run, with a client waiting or not. Must not know HT
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+
+import msgspec
 
 from fleet.catalogue import CatalogueEntry
 from inference.gateway.gateway import Gateway
@@ -18,9 +20,13 @@ from inference.gateway.images.request_images import without_files
 from inference.gateway.request.call import Call
 from inference.gateway.request.placed_request import PlacedRequest
 from inference.gateway.request.rate_limit import counts_tokens
-from inference.gateway.request.sampling_defaults import with_sampling_defaults
 from inference.gateway.request.token_bounds import TokenBounds, is_billed, token_bounds
-from inference.protocol.generation import Request, TokenCountRequest, TokenizeRequest
+from inference.protocol.generation import (
+    GenerationRequest,
+    Request,
+    TokenCountRequest,
+    TokenizeRequest,
+)
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire.common.images import ImageFile
 from inference.wire.errors import ModelNotAllowedError, VisionUnsupportedError
@@ -141,3 +147,18 @@ async def check_sees(gateway: Gateway, entry: CatalogueEntry, files: Sequence[Im
     ]
     if ready and not any("vision" in replica.capabilities for replica in ready):
         raise VisionUnsupportedError(files[0].path)
+
+
+def with_sampling_defaults(request: Request, defaults: Mapping[str, float]) -> Request:
+    """The operator's sampling defaults of a model, under what the request names itself. Pure.
+
+    ``defaults`` are by the names of ``SamplingOptions``. The neuron fills what is still open from
+    the model's own files. Defaults are applied here, so a change of them needs no reload.
+    """
+    if not isinstance(request, GenerationRequest):
+        return request
+    options = request.sampling
+    missing = {name: value for name, value in defaults.items() if getattr(options, name) is None}
+    if not missing:
+        return request
+    return msgspec.structs.replace(request, sampling=msgspec.structs.replace(options, **missing))

@@ -24,9 +24,9 @@ from twisted.internet import reactor
 from twisted.internet.error import CannotListenError
 from twisted.logger import globalLogBeginner
 
+from inference.gateway.server.bodies import spooled_file
 from inference.gateway.server.http_channel import StreamChannel, write_at_once
 from inference.gateway.server.open_clients import OpenClients
-from inference.gateway.server.spooling import spooled_file
 from inference.wire.dialect import ErrorDialect
 from inference.wire.errors import (
     ApiError,

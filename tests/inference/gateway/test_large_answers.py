@@ -14,7 +14,7 @@ import pytest
 from inference.gateway.consumers import generate as generation
 from inference.gateway.gateway import Gateway
 from inference.gateway.request import event_stream as streams
-from inference.gateway.server import large_bodies
+from inference.gateway.server import bodies
 from inference.gateway.server.body_writer import PIECE_BYTES
 from inference.neuron.events.parts import batches_within
 from inference.protocol.events import (
@@ -231,7 +231,7 @@ async def test_large_bodies_are_parsed_beside_the_loop(
         return read_json_object(body)
 
     monkeypatch.setattr(openai_chat, "read_json_object", read)
-    monkeypatch.setattr(large_bodies, "LARGE_BODY_BYTES", 1000)
+    monkeypatch.setattr(bodies, "LARGE_BODY_BYTES", 1000)
     text = "x" * (2000 if is_large else 20)
     ask = CHAT | {"messages": [{"role": "user", "content": text}]}
     assert (await client.post("/v1/chat/completions", ask)).status == 200

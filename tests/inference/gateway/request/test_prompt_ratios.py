@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.gateway.request.prompt_ratios import PromptRatios
+from inference.gateway.request.token_bounds import PromptRatios
 
 
 def test_a_text_is_reserved_near_what_the_model_makes_of_it() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.gateway.request.sampling_defaults import with_sampling_defaults
+from inference.gateway.request.run import with_sampling_defaults
 from inference.neuron.requests.prompts.sampling_params import resolve_sampling
 from inference.protocol.generation import (
     EmbeddingRequest,
