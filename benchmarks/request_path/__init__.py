@@ -1,0 +1,1 @@
+"""Which files one streamed chat passes from socket to engine and back."""
