@@ -83,7 +83,7 @@ class StreamingConsumer(ApiConsumer):
 
 
 class QuietTimer:
-    """Notices that a stream has been quiet for too long. Must not know what is sent.
+    """Notices that a stream has been quiet for too long. Must not know the frames.
 
     Calls ``on_quiet`` when nothing was touched for ``first_s``, and from then on for each
     ``then_s``. A touch costs nothing but a clock reading: the timer looks when it fires.
