@@ -91,6 +91,16 @@ CHAT: dict[str, list[Json]] = {
         ),
         chunk({"content": ""}, "tool_calls", native_finish_reason="tool_use"),
     ],
+    "a proxy: id and name with every piece": [
+        chunk(call_delta(index=0, id="call_1", function={"name": "bash", "arguments": piece}))
+        for piece in ('{"command"', ': "ls"}')
+    ]
+    + [chunk({}, "tool_calls")],
+    "vLLM before 0.8: another id with every piece": [
+        chunk(call_delta(index=0, id="call_1", function={"name": "bash", "arguments": ""})),
+        chunk(call_delta(index=0, id="call_8", function={"arguments": '{"command": "ls"}'})),
+        chunk({}, "tool_calls"),
+    ],
 }
 
 
@@ -200,6 +210,23 @@ def test_chat_completions(name: str) -> None:
     if "easoning" in name:
         assert ThoughtDelta("Look.") in events
     assert isinstance(events[-1], Finished)
+
+
+@pytest.mark.parametrize("ids", [("call_0", "call_1"), ("", "")], ids=["ids", "no ids"])
+@pytest.mark.parametrize("index", [0, None])
+def test_two_calls_of_one_index_are_two(index: int | None, ids: tuple[str, str]) -> None:
+    """Ollama and Gemini give every call the index 0, in chunks of their own or in one."""
+    written = ('{"command": "ls"}', '{"command": "pwd"}')
+    deltas = [
+        {"index": index, "id": call_id, "function": {"name": "bash", "arguments": arguments}}
+        for call_id, arguments in zip(ids, written, strict=True)
+    ]
+    calls = [CallMade(call_id, "bash", text) for call_id, text in zip(ids, written, strict=True)]
+    apart = [chunk({"tool_calls": [one]}) for one in deltas]
+    for chunks in (apart, [chunk({"tool_calls": deltas})]):
+        answer = ChatAnswer()
+        events = [event for one in (*chunks, chunk({}, "stop")) for event in fed(answer.feed, one)]
+        assert said([*events, *answer.finish()]) == ("", calls)
 
 
 @pytest.mark.parametrize("name", MESSAGES)

@@ -161,7 +161,9 @@ class ChatAnswer:
 
     def __init__(self) -> None:
         self._splitter = Splitter(finds_calls=False)
-        self._calls: dict[int, _OpenCall] = {}
+        self._calls: list[_OpenCall] = []
+        self._by_index: dict[int, _OpenCall] = {}
+        """The latest call of each index."""
         self._reason: Reason = "stop"
         self._is_ended = False
         self._usage = Usage()
@@ -196,22 +198,51 @@ class ChatAnswer:
         if not self._is_ended:
             raise ValueError("it ended without a finish_reason")
         events: list[WireEvent] = [_event(piece) for piece in self._splitter.flush()]
-        for index in sorted(self._calls):
-            call = self._calls[index]
-            events.append(CallMade(call.call_id, call.name, call.arguments))
+        events += [CallMade(call.call_id, call.name, call.arguments) for call in self._calls]
         return [*events, Finished(self._reason, self._usage)]
 
     def _take_calls(self, deltas: Any) -> None:
-        """Pieces belong together by their index; some servers leave it out."""
-        for position, delta in enumerate(deltas or ()):
-            index = delta.index
-            if index is None:
-                index = len(self._calls) + position if delta.id else max(self._calls, default=0)
-            call = self._calls.setdefault(index, _OpenCall())
-            call.call_id = call.call_id or delta.id or ""
+        for delta in deltas or ():
+            name, arguments = "", ""
             if delta.function is not None:
-                call.name += delta.function.name or ""
-                call.arguments += delta.function.arguments or ""
+                name, arguments = delta.function.name or "", delta.function.arguments or ""
+            call = self._latest(delta.index)
+            if call is None or _begins_another(call, delta.id or "", name, arguments):
+                call = self._begin(delta.index)
+            call.call_id = call.call_id or delta.id or ""
+            if name != call.name:  # some servers repeat it with every piece
+                call.name += name
+            call.arguments += arguments
+
+    def _latest(self, index: int | None) -> _OpenCall | None:
+        """The call that a piece may continue; some servers leave the index out."""
+        if index is None:
+            return self._calls[-1] if self._calls else None
+        return self._by_index.get(index)
+
+    def _begin(self, index: int | None) -> _OpenCall:
+        call = _OpenCall()
+        self._calls.append(call)
+        if index is not None:
+            self._by_index[index] = call
+        return call
+
+
+def _begins_another(call: _OpenCall, call_id: str, name: str, arguments: str) -> bool:
+    """Some servers give every call of an answer the same index, and some every piece of a call an
+    id of its own: only a piece with a name begins a call."""
+    if not name:
+        return False
+    if call_id and call.call_id:
+        return call_id != call.call_id
+    return bool(arguments) and _is_object(call.arguments)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def _event(piece: Piece) -> WireEvent:
