@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from helexa_acp.service import Sessions
 from helexa_acp.sessions import Phase, Session, StopReason
 from helexa_acp.turns import TurnRunner
 
+log = logging.getLogger(__name__)
 PLAN_TOOLS = frozenset({"write_file", "edit_file"})
 PLAN_MENU = """
 
@@ -111,8 +113,12 @@ class Prompter:
             return reason
         except EndpointError as error:
             endpoint = self.session.selector.endpoint
-            told = f"{endpoint.name} ({endpoint.base_url}): {error}"
-            raise EndpointError(told, status=error.status, code=error.code) from error
+            message = f"{endpoint.name} ({endpoint.base_url}): {error}"
+            log.warning(
+                "session %s: the prompt failed (status %s, code %s): %s",
+                *(self.session.session_id, error.status, error.code, message),
+            )
+            raise EndpointError(message, status=error.status, code=error.code) from error
 
     def _has_planned(self, num_before: int) -> bool:
         """Whether this prompt wrote a plan: nothing else is written in plan mode."""

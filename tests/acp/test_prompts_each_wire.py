@@ -234,6 +234,22 @@ async def test_rounds_calls_and_endpoints_are_logged(
     assert any("http://127.0.0.1" in line for line in lines)
 
 
+@pytest.mark.parametrize("refusal", [Refuse(403, "not for you"), BreakOff("It is a")])
+async def test_an_error_that_ends_a_prompt_is_logged(
+    each_bridge: Bridge,
+    endpoint: FakeEndpoint,
+    caplog: pytest.LogCaptureFixture,
+    refusal: Refuse | BreakOff,
+) -> None:
+    endpoint.will(refusal)
+    await each_bridge.open()
+    with pytest.raises(RequestError) as caught:
+        await each_bridge.ask("Hello!")
+    (line,) = [one for one in caplog.records if "prompt failed" in one.getMessage()]
+    assert line.levelno == logging.WARNING
+    assert str(caught.value) in line.getMessage() and endpoint.url in line.getMessage()
+
+
 async def test_a_file_that_neither_reads_has_both_causes(
     each_bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
