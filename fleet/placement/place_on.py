@@ -34,7 +34,7 @@ def place_on(
     room = find_room(entry, here, asleep=asleep)
     if room.candidate is not None:
         return load_decision(entry, room.candidate)
-    return refuse(entry, alone, here, NONE_FAILED)
+    return refuse(entry, alone, here, NONE_FAILED, only=(neuron.name,))
 
 
 def choose_devices(entry: CatalogueEntry, neuron: NeuronView) -> tuple[str, ...] | Reject:

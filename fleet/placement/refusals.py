@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import DeviceKind
@@ -13,6 +13,7 @@ from fleet.placement.devices.eviction_candidates import FleetCapacity
 from fleet.placement.devices.needs import Needs
 from fleet.placement.failures import LOCAL_SOURCE, FailedLoads, retry_in_s
 from fleet.placement.returning import UnavailableHost, recovering
+from fleet.placement.unmet import unmet_devices
 from inference.protocol.load import SUGGESTIONS
 
 NO_NEURON_RETRY_AFTER_S = 5.0
@@ -46,9 +47,10 @@ def refuse(
     capacity: FleetCapacity,
     failed: FailedLoads,
     returning: Sequence[UnavailableHost] = (),
+    only: Collection[str] = (),
 ) -> Reject:
     """``returning`` are hosts that could hold it once they are back: while there are any, it is
-    refused for now and not for good."""
+    refused for now and not for good. ``only``: the neurons that count, where not all do."""
     if failed.recent:
         return _load_failed(entry, failed.recent)
     short = _short(entry, capacity, failed)
@@ -64,6 +66,8 @@ def refuse(
         return short
     if failed.permanent:
         return never_loads(entry, failed.permanent[0])
+    if unmet := unmet_devices(entry, snapshot, _model_id(entry), only):
+        return unmet
     return Reject(
         code="no_neuron",
         message=_nowhere(entry, snapshot),

@@ -10,6 +10,7 @@ from fleet.live.snapshot import Absence
 from fleet.live.turns import Turn
 from fleet.placement import Decision, Load, Reject, Route, Wait, place
 from fleet.placement.devices.eviction_candidates import MIN_TURN_S
+from fleet.placement.unmet import SUGGESTION
 from tests.fleet.placement.fleets import (
     FAILED,
     LOADING,
@@ -32,6 +33,17 @@ GPU_HOST = neuron("gpu", processor(free=60), card(0, free=31, total=32))
 TWO_CARDS = neuron("two", card(0, free=5), card(1, free=20))
 
 BROKEN_DRIVER = replace(neuron("broken", processor(free=110)), cuda_unavailable="reboot")
+
+
+def unmet(problem: str) -> Reject:
+    return Reject(
+        code="exceeds_device",
+        message=f"tiny {problem}",
+        retry_after_s=None,
+        model_id="huggingface:org/tiny",
+        suggestion=SUGGESTION,
+    )
+
 
 TABLE = {
     "31 GiB of a card before 110 GiB of a processor's": (
@@ -77,11 +89,7 @@ TABLE = {
     "not where the catalogue wants a card": (
         entry(device="cuda"),
         [GATEWAY_BOX],
-        Reject(
-            code="no_neuron",
-            message="No neuron that could run tiny is online",
-            retry_after_s=5.0,
-        ),
+        unmet("needs a card, and a-gateway has none"),
     ),
     "cards beyond the first are used": (entry(needs_gib=10), [TWO_CARDS], load("two", "cuda:1")),
     "the snuggest that is comfortable": (
@@ -122,11 +130,7 @@ TABLE = {
     "a processor is one device": (
         entry(min_devices=2),
         [GATEWAY_BOX],
-        Reject(
-            code="no_neuron",
-            message="No neuron that could run tiny is online",
-            retry_after_s=5.0,
-        ),
+        unmet("needs 2 cards on one neuron, and a-gateway has none"),
     ),
     "cards of the least size": (
         entry(needs_gib=2, min_device_vram_mb=20_000),
@@ -136,20 +140,33 @@ TABLE = {
     "a processor is no card of that size": (
         entry(needs_gib=2, min_device_vram_mb=20_000),
         [GATEWAY_BOX],
-        Reject(
-            code="no_neuron",
-            message="No neuron that could run tiny is online",
-            retry_after_s=5.0,
-        ),
+        unmet("needs a card of at least 20,971,520,000 bytes, and a-gateway has none"),
     ),
     "nor where the catalogue says cpu beside it": (
         entry(needs_gib=2, device="cpu", min_device_vram_mb=20_000),
         [GATEWAY_BOX],
-        Reject(
-            code="no_neuron",
-            message="No neuron that could run tiny is online",
-            retry_after_s=5.0,
+        unmet(
+            "is set to processors (device) and to cards of a least size (min_device_vram_mb), "
+            "and no processor is a card"
         ),
+    ),
+    "more cards than any neuron has": (
+        entry(needs_gib=2, min_devices=3),
+        [TWO_CARDS, GATEWAY_BOX],
+        unmet(
+            "needs 3 cards on one neuron of at least 715,827,883 bytes each, and two has 2; "
+            "no neuron has more"
+        ),
+    ),
+    "cards of a least size, and it is unknown what it takes": (
+        entry(min_device_vram_mb=40_000),
+        [TWO_CARDS, GATEWAY_BOX],
+        unmet("needs a card of at least 41,943,040,000 bytes, and no neuron has one"),
+    ),
+    "more cards than the fleet's, also of hosts that take no loads": (
+        entry(min_devices=3),
+        [GATEWAY_BOX, neuron("two", card(0, free=9), card(1, free=9), is_draining=True)],
+        unmet("needs 3 cards on one neuron, and two has 2; no neuron has more"),
     ),
     "only where it is pinned": (
         entry(pinned_on=("b",)),

@@ -162,6 +162,14 @@ def test_a_load_on_one_host_is_not_about_others() -> None:
     assert decision.code == "exceeds_device"
 
 
+def test_a_load_on_a_host_with_too_few_devices_is_refused_by_its_own() -> None:
+    two = neuron("two", card(free=9), card(1, free=9))
+    decision = place_on(entry(min_devices=2), SMALL_HOST, away(SMALL_HOST, two))
+    assert isinstance(decision, Reject)
+    assert (decision.code, decision.retry_after_s) == ("exceeds_device", None)
+    assert decision.message == "tiny needs 2 cards on one neuron, and small has 1"
+
+
 def test_a_processor_that_is_away_counts() -> None:
     box = KnownDevice(kind="cpu", total_memory_bytes=128 * GIB)
     snapshot = away(neuron("tiny", processor(free=3, total=4)), box=known(box, away_s=70.0))
