@@ -18,7 +18,7 @@ from fleet.models_toml.keys import (
     from_toml,
 )
 from fleet.models_toml.names import free_name
-from fleet.models_toml.quant import KNOWN, names_a_file, while_loading
+from fleet.models_toml.quant import KNOWN, names_a_file, unknown_quant, while_loading
 
 OUR_HARNESS = "helexa"
 DEFAULT_SCHEME = "huggingface"
@@ -150,6 +150,8 @@ class _Reading:
             quant, self._values["source"], self._num_ranks
         ):
             self._values["file"] = quant
+            if problem := unknown_quant(quant, self._values["source"]):
+                self._problems.append(("quant", problem))
         else:
             self._quantise_while_loading(quant)
 

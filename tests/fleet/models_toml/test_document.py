@@ -62,6 +62,33 @@ def test_quantization_has_the_originals_names_too(given: str, quantization: str)
     assert model(text).settings.quantization == quantization
 
 
+HUB = '[[models]]\nid = "Qwen/Qwen3-8B{gguf}"\nquant = "{quant}"'
+
+
+@pytest.mark.parametrize("gguf", ["", "-GGUF"])
+@pytest.mark.parametrize("quant", ["q9z", "q4kk", "IQ4", "UD-Q7_K_M", "q1_0"])
+def test_quant_of_no_known_name_is_refused(gguf: str, quant: str) -> None:
+    (problem,) = problems(HUB.format(gguf=gguf, quant=quant))
+    assert (problem.line, problem.key) == (3, "quant")
+    assert f"{quant!r} is no quantization" in problem.message
+    assert "q4k, q5k, q6k, q8_0" in problem.message
+
+
+@pytest.mark.parametrize("gguf", ["", "-GGUF"])
+@pytest.mark.parametrize(
+    "quant",
+    ["Qwen3-8B-q9z.gguf", "Q4_K_M", "q3_k_s", "UD-Q4_K_XL", "IQ2_XXS", "Q4_0_4_4", "i1-IQ4_XS"],
+)
+def test_quant_names_a_file(gguf: str, quant: str) -> None:
+    assert model(HUB.format(gguf=gguf, quant=quant)).settings.file == quant
+
+
+def test_quant_is_a_part_of_a_name_where_there_are_gguf_files() -> None:
+    assert model(HUB.format(gguf="-GGUF", quant="imatrix")).settings.file == "imatrix"
+    (problem,) = problems(HUB.format(gguf="", quant="imatrix"))
+    assert "is no quantization" in problem.message
+
+
 def test_a_file_of_the_originals() -> None:
     large, small = read_document(ORIGINAL).models
     assert (large.id, large.name) == ("Qwen/Qwen3.6-27B", "qwen3.6-27b")
