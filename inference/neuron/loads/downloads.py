@@ -28,7 +28,9 @@ from inference.loading.sources.cached import (
 )
 from inference.loading.sources.disk import free_disk_bytes
 from inference.loading.sources.hub_cache import hub_cache_dir
+from inference.logs.throttled import ThrottledLog
 from inference.neuron.errors import LoadRefusedError
+from inference.neuron.loads.bounded_report import bounded_report
 from inference.neuron.loads.fetcher import DOWNLOADED_SCHEMES, Fetcher
 from inference.protocol.downloads import (
     CACHE_REPORT_EXPIRY_S,
@@ -48,6 +50,8 @@ from inference.protocol.load_errors import LoadError
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
+_warnings = ThrottledLog(log, logging.WARNING, interval_s=3600.0)
+"""The same words once an hour: a report is written every few seconds."""
 
 STATUS_ENDED = (CacheJobStatus.SUCCEEDED, CacheJobStatus.FAILED, CacheJobStatus.CANCELLED)
 SHORTEST_INTERVAL_S = 0.5
@@ -252,11 +256,16 @@ class Downloads:
     def _report_for_ever(self) -> None:
         while not self._is_stopping:
             try:
+                report, cut = bounded_report(self.report())
                 self._client.set(
                     downloads_key(self._neuron),
-                    encode_cache_report(self.report()),
+                    encode_cache_report(report),
                     px=int(CACHE_REPORT_EXPIRY_S * 1000),
                 )
+                if cut:
+                    _warnings.log("cut", f"the report of downloads would be too large: {cut}")
+            except redis.ResponseError as error:
+                _warnings.log("refused", f"Redis refuses the report of downloads: {error}")
             except redis.RedisError as error:
                 log.debug("the report of downloads does not reach Redis: %s", error)
             except Exception:
