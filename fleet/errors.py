@@ -23,7 +23,7 @@
     │   └── CudaUnavailableError      503 cuda_unavailable
     ├── JobCannotBeCancelledError     409 job_cannot_be_cancelled
     ├── CatalogueValueError           400 invalid_catalogue_value
-    ├── BrokerUnavailableError        503 broker_unavailable   retryable
+    ├── BrokerUnavailableError        503 broker_away          retryable
     ├── CatalogueChangedError         409 catalogue_changed
     └── SnapshotUnavailableError      503 fleet_unavailable    retryable
 
@@ -193,7 +193,7 @@ class BrokerUnavailableError(FleetError):
     """A task could not be sent: nothing has happened."""
 
     http_status = 503
-    code = "broker_unavailable"
+    code = "broker_away"
     retryable = True
 
 

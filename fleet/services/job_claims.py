@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from fleet.errors import BrokerUnavailableError
 from fleet.lifecycles import LoadJobStatus
 from fleet.models import Neuron
 from fleet.models.job import Job
@@ -15,7 +16,8 @@ from inference.protocol.load import LoadFailure
 
 REPORTED_AT_EVERY = timedelta(seconds=5)
 NOT_SENT = LoadFailure(
-    code="broker_away", message="Redis did not take the task: nothing was sent to the neuron"
+    code=BrokerUnavailableError.code,
+    message="Redis did not take the task: nothing was sent to the neuron",
 )
 
 
