@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleet.live.snapshot import build_snapshot, remaining_s
-from inference.protocol.heartbeat import ReplicaStatus, decode_heartbeat, encode_heartbeat
+from inference.protocol.heartbeat import PROTOCOL, ReplicaStatus, decode_heartbeat, encode_heartbeat
 from inference.protocol.load import LoadProgress, LoadStage
 
 GIB = 1024**3
@@ -89,7 +89,9 @@ def test_lookups(build) -> None:
     assert snapshot.neuron("other") is None
 
 
-@pytest.mark.parametrize(("protocol", "whom"), [(1, "this host is"), (3, "gateways and controls")])
+@pytest.mark.parametrize(
+    ("protocol", "whom"), [(PROTOCOL - 1, "this host is"), (PROTOCOL + 1, "gateways and controls")]
+)
 def test_a_neuron_of_another_protocol_is_sent_nothing(build, protocol: int, whom: str) -> None:
     (view,) = build_snapshot([build.heartbeat(protocol=protocol)]).neurons
     assert not view.may_serve and not view.may_load
@@ -97,5 +99,5 @@ def test_a_neuron_of_another_protocol_is_sent_nothing(build, protocol: int, whom
 
 
 def test_neurons_of_before_protocols_were_counted_speak_the_first(build) -> None:
-    said = encode_heartbeat(build.heartbeat()).replace(b'"protocol":2,', b"")
+    said = encode_heartbeat(build.heartbeat()).replace(b'"protocol":%d,' % PROTOCOL, b"")
     assert decode_heartbeat(said).protocol == 1
