@@ -21,7 +21,7 @@ from inference.protocol.keys import (
     gateway_alive_key,
     images_key,
     inbox_key,
-    neuron_queue,
+    queue_keys,
 )
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ COMMANDS = (
     # its own keys
     *("get", "set", "del", "exists", "expire", "pexpire", "pttl"),
     *("hget", "hset", "hsetnx", "hdel", "hgetall"),
-    *("xadd", "xrange", "xdel"),
+    *("xadd", "xlen", "xrange", "xdel"),
     # its queue, as kombu uses it
     *("brpop", "rpop", "lpush", "rpush", "llen"),
     *("sadd", "srem", "smembers", "sismember"),
@@ -63,17 +63,13 @@ def rules(
     """For ACL SETUSER of a Redis of that version. A name holds no character that a pattern gives a
     meaning to. Patterns of keys hold in every database of Redis, so it may select ours alone: its
     writes to another one would not be measured."""
-    queue = neuron_queue(neuron)
     commands = (*COMMANDS, *SINCE_7_2) if version >= (7, 2) else COMMANDS
     return [
         *("reset", "on", f"#{secret_sha256}"),
         *(f"+{command}" for command in commands),
         f"+select|{database}",
         *(f"~helexa:neuron:{neuron}:{key}" for key in OWN_KEYS),
-        f"~{queue}",
-        f"~{queue}\x06\x16*",  # kombu's priorities
-        f"~_kombu.binding.{queue}",
-        f"~_kombu.binding_permanent.{queue}",
+        *(f"~{key}" for key in queue_keys(neuron)),
         f"(+xrange +xdel ~{inbox_key(neuron)})",
         f"(+hmget +del ~{images_key(neuron, '*')})",
         f"(+exists %R~{gateway_alive_key('*')})",

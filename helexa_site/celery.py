@@ -105,22 +105,42 @@ def _contained(task: str) -> Iterator[None]:
 
 
 class BeatThread(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Runs beat inside the worker, from start to stop."""
+    """Runs beat and the watch for floods inside the worker, from start to stop."""
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         self.service: Any = None
+        self.flood_watch: Any = None
 
     def start(self, worker: Any) -> None:
         self.service = EmbeddedService(worker.app, thread=True, scheduler_cls=TickScheduler)
         self.service.start()
+        self.flood_watch = _flood_watch()
+        self.flood_watch.start()
 
     def stop(self, worker: Any) -> None:
         from fleet.control import leadership
 
+        if self.flood_watch is not None:
+            self.flood_watch.stop()
         if self.service is not None:
             self.service.stop()
         leadership.this_control.resign()
+
+
+def _flood_watch() -> Any:
+    """Each control has one, whether it leads or not: a cut-off is one conditional update."""
+    from fleet import services  # models, once Django is set up
+    from fleet.control.flood_watch import FloodWatch
+    from fleet.live import reading as live
+
+    client = live.redis_client()
+
+    def measure() -> None:
+        with _contained("the watch for floods"):
+            services.flooding_neurons_cut_off(client=client)
+
+    return FloodWatch(client, measure)
 
 
 def log_as_control(**_: Any) -> None:

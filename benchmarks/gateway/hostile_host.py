@@ -13,7 +13,16 @@ from typing import Any
 import redis
 
 from inference.protocol import keys
-from inference.protocol.events import EVENT_BATCH_FIELD, EventBatch, Finished, Usage
+from inference.protocol.events import (
+    EVENT_BATCH_FIELD,
+    MAX_BATCH_BYTES,
+    Delta,
+    EventBatch,
+    Failed,
+    Failure,
+    Finished,
+    Usage,
+)
 from inference.protocol.events import encode_event_batch as encode
 from inference.protocol.generation import Submit, decode_inbox_frame
 from inference.protocol.heartbeat import (
@@ -136,6 +145,14 @@ def trimmed_stream(evil: Evil) -> None:
     evil.client.xadd(evil.events, {"b": b"x"}, maxlen=0)
 
 
+def end_lure(evil: Evil) -> None:
+    """Ends the request that it was asked, where its stream still takes entries."""
+    failure = Failure(code="evil", message="over")
+    ended = Failed(request_id=evil.request_id, failure=failure)
+    batch = EventBatch(epoch=f"end {time.monotonic_ns()}", sequence_number=0, events=[ended])
+    evil.xadd(evil.events, encode(batch))
+
+
 def large_deltas(evil: Evil) -> None:
     for _ in range(50):
         evil.xadd(evil.events, b"x" * VALUE_BYTES)
@@ -144,6 +161,36 @@ def large_deltas(evil: Evil) -> None:
 def large_reports(evil: Evil) -> None:
     for _ in range(50):
         evil.xadd(keys.usage_key(EVIL), b"x" * VALUE_BYTES, b"r")
+
+
+def valid_batches(evil: Evil) -> None:
+    """As large as an honest neuron's, so that no reader refuses them: 200 MB."""
+    _valid_batches(evil, evil.events)
+
+
+def batches_of_no_gateway(evil: Evil) -> None:
+    _valid_batches(evil, keys.events_key(EVIL, "none"))
+
+
+def _valid_batches(evil: Evil, key: str) -> None:
+    part = Delta(request_id="none", text="x" * (MAX_BATCH_BYTES - 4096))
+    for number in range(200 * MB // MAX_BATCH_BYTES):
+        evil.xadd(key, encode(EventBatch(epoch="e", sequence_number=number, events=[part])))
+
+
+def large_log(evil: Evil) -> None:
+    for _ in range(50):
+        evil.client.rpush(keys.engine_log_key(EVIL, "a"), b"x" * VALUE_BYTES)
+
+
+def large_queue(evil: Evil) -> None:
+    for _ in range(50):
+        evil.client.lpush(keys.neuron_queue(EVIL), b"x" * VALUE_BYTES)
+
+
+def large_fields(evil: Evil) -> None:
+    for number in range(50):
+        evil.client.hset(keys.specs_key(EVIL), f"{number}", b"x" * VALUE_BYTES)
 
 
 def empty_batches(evil: Evil) -> None:
@@ -191,7 +238,12 @@ ATTACKS: dict[str, Attack] = {
     "the largest id": largest_id,
     "its stream trimmed": trimmed_stream,
     "large deltas": large_deltas,
+    "valid batches": valid_batches,
+    "batches of no gateway": batches_of_no_gateway,
     "large reports": large_reports,
+    "a large log": large_log,
+    "a large queue": large_queue,
+    "large fields": large_fields,
     "empty batches": empty_batches,
     "junk batches": junk_batches,
     "others' requests": events_of_others,
@@ -201,5 +253,5 @@ ATTACKS: dict[str, Attack] = {
     "unread answers": unread_answers,
     "forged reports": junk_reports,
 }
-FILLS_REDIS = ("large reports",)
-"""Redis holds what these write until the control has looked, once a second: decision 38."""
+FILLS_REDIS = ("valid batches",)
+"""A host may write as many of these as an honest one after a stall of Redis: decision 38."""

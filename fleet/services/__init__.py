@@ -13,7 +13,11 @@ from fleet.services.catalogue import (
     default_model_offer,
 )
 from fleet.services.catalogue_import import catalogue_import
-from fleet.services.cut_off import neuron_cut_off, oversized_neurons_cut_off
+from fleet.services.cut_off import (
+    flooding_neurons_cut_off,
+    neuron_cut_off,
+    oversized_neurons_cut_off,
+)
 from fleet.services.download_moves import downloads_expire, downloads_record
 from fleet.services.downloads import (
     download_cancel,
@@ -89,6 +93,7 @@ __all__ = [
     "downloads_record",
     "fault_inject",
     "fleet_plan",
+    "flooding_neurons_cut_off",
     "heartbeat_record",
     "kept_unloaded_forget",
     "load_job_cancel",

@@ -29,9 +29,12 @@ from fleet.services.heartbeats import problem_record
 from fleet.services.invitations import redis_users_apply
 from inference.protocol.keys import (
     NEURON_KEYS,
+    gateway_alive_key,
+    gateway_of_events_key,
     gateways_write,
+    is_events_key,
     neuron_of_key,
-    neuron_queue,
+    queue_keys,
 )
 from metering.actor import CONTROL, Actor
 from metering.services.audit import audit_entry_create
@@ -40,6 +43,13 @@ logger = logging.getLogger(__name__)
 
 MAX_NEURON_BYTES = 128 * 1024 * 1024
 """What one neuron may have written to Redis. An honest one gives up events beyond 64 MiB."""
+MAX_STATE_BYTES = 16 * 1024 * 1024
+"""What of that may be other than events. An honest neuron's take some 12 MiB at most: 5 of usage
+reports (``USAGE_STREAM_MAX_ENTRIES``), 4 of its downloads, 1 of its heartbeat, and its engines'
+logs, lists of requests and load messages."""
+MAX_ABANDONED_BYTES = 32 * 1024 * 1024
+"""Of events for gateways that are not alive. An honest neuron's are what it wrote until it saw that
+they are gone; a stream that does not exist it writes none to."""
 MAX_NEURON_KEYS = 1000
 """An honest one has six, and a stream for each gateway."""
 MAX_SCANNED_KEYS = 20_000
@@ -113,11 +123,25 @@ def oversized_neurons_cut_off(*, client: redis.Redis, now_s: float) -> int:
     )
 
 
+def flooding_neurons_cut_off(*, client: redis.Redis) -> int:
+    """As ``oversized_neurons_cut_off``, by what they have written alone: what can be too much at
+    once. Raises ``redis.RedisError``."""
+    invited = set(Invitation.objects.filter(cut_off_at=None).values_list("neuron_name", flat=True))
+    if not invited:
+        return 0
+    found = _keys_by_neuron(client, invited)
+    return sum(
+        neuron_cut_off(actor=CONTROL, neuron_name=name, reason=reason)
+        for name, keys in found.items()
+        if (reason := _excess(client, keys.written))
+    )
+
+
 def _keys_by_neuron(client: redis.Redis, invited: set[str]) -> dict[str, NeuronKeys]:
     found: dict[str, NeuronKeys] = defaultdict(NeuronKeys)
     num_written = 0
     for name in invited:
-        found[name].written.append(neuron_queue(name).encode())
+        found[name].written += (key.encode() for key in queue_keys(name))
     for key in client.scan_iter(match=NEURON_KEYS, count=KEYS_A_READ):
         if (name := neuron_of_key(key)) not in invited:
             continue
@@ -135,10 +159,25 @@ def _excess(client: redis.Redis, names: Sequence[bytes]) -> str:
     """Why what it has written is too much, in words; empty where it is not."""
     if len(names) > MAX_NEURON_KEYS:
         return f"it has written over {MAX_NEURON_KEYS} keys"
-    num_bytes = _num_bytes(client, names)
-    if num_bytes <= MAX_NEURON_BYTES:
-        return ""
-    return f"it holds {num_bytes >> 20} MiB of Redis, {MAX_NEURON_BYTES >> 20} at most"
+    events = [name for name in names if is_events_key(name)]
+    state_bytes = _num_bytes(client, [name for name in names if not is_events_key(name)])
+    abandoned_bytes = _num_bytes(client, _of_gone_gateways(client, events))
+    num_bytes = state_bytes + _num_bytes(client, events)
+    for found, most, what in (
+        (state_bytes, MAX_STATE_BYTES, " beside its events"),
+        (abandoned_bytes, MAX_ABANDONED_BYTES, " as events of gateways that are gone"),
+        (num_bytes, MAX_NEURON_BYTES, ""),
+    ):
+        if found > most:
+            return f"it holds {found >> 20} MiB of Redis{what}, {most >> 20} at most"
+    return ""
+
+
+def _of_gone_gateways(client: redis.Redis, events: Sequence[bytes]) -> list[bytes]:
+    pipeline = client.pipeline(transaction=False)
+    for key in events:
+        pipeline.exists(gateway_alive_key(gateway_of_events_key(key)))
+    return [key for key, is_alive in zip(events, pipeline.execute(), strict=True) if not is_alive]
 
 
 def _untaken_excess(name: str, num_bytes: int, now_s: float) -> str:
@@ -207,6 +246,7 @@ def _shut_out(neuron_name: str) -> None:
     client = live.redis_client()
     try:
         names = list(client.scan_iter(match=f"helexa:neuron:{neuron_name}:*", count=KEYS_A_READ))
+        names += (key.encode() for key in queue_keys(neuron_name))
         for start in range(0, len(names), KEYS_A_READ):
             client.unlink(*names[start : start + KEYS_A_READ])
     except (redis.RedisError, OSError) as error:

@@ -60,9 +60,9 @@ INBOX_PART_FIELD = b"p"
 INBOX_EXPIRY_S = 300
 """After the last frame. A living neuron takes frames within a second."""
 
-USAGE_STREAM_MAX_ENTRIES = 20_000
-"""Approximate trim of a neuron's usage reports, for the case that no control settles them; the
-control deletes what it has settled."""
+USAGE_STREAM_MAX_ENTRIES = 8_192
+"""Of a neuron's usage reports, some 5 MiB. Beyond it the neuron keeps reports until the control has
+settled earlier ones, which it deletes."""
 
 TASK_DRAIN_INBOX = "neuron.drain_inbox"
 TASK_LOAD_MODEL = "neuron.load_model"
@@ -109,8 +109,30 @@ def gateways_write(key: bytes) -> bool:
     return key.split(b":", 4)[3] in _OF_GATEWAYS
 
 
+def is_events_key(key: bytes) -> bool:
+    """Whether that key of a neuron's is its events for one gateway."""
+    parts = key.split(b":", 4)
+    return len(parts) == 5 and parts[3] == b"events"
+
+
+def gateway_of_events_key(key: bytes) -> str:
+    """Its id, of a key that ``is_events_key``."""
+    return key.split(b":", 4)[4].decode(errors="replace")
+
+
 def neuron_queue(name: str) -> str:
     return f"neuron.{name}"
+
+
+def queue_keys(name: str) -> list[str]:
+    """What kombu keeps of that neuron's Celery queue: its list, one for each priority, bindings."""
+    queue = neuron_queue(name)
+    return [
+        queue,
+        *(f"{queue}\x06\x16{priority}" for priority in (3, 6, 9)),
+        f"_kombu.binding.{queue}",
+        f"_kombu.binding_permanent.{queue}",
+    ]
 
 
 def heartbeat_key(name: str) -> str:

@@ -50,8 +50,8 @@ REPORTS_PER_BATCH = 200
 MAX_BATCHES = 20
 """Of one neuron in one call, which is one of the leader's ticks: a neuron that writes faster than
 its reports are settled would hold the tick until the lead lapses. As many as a stream may have are
-settled within five calls, long before the reservations would be swept."""
-MAX_STREAM_BYTES = 32 * 1024 * 1024
+settled within three calls, long before the reservations would be swept."""
+MAX_STREAM_BYTES = 16 * 1024 * 1024
 """A stream of the most entries that a neuron keeps takes about a third of that."""
 
 OUTCOME = re.compile(r"[a-z0-9_]{1,64}")

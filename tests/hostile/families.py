@@ -15,6 +15,11 @@ NAMES = ("name", "neuron")
 """What the functions call the neuron that a key belongs to."""
 OTHERS = {"gateway_id": "gw", "ask_id": "ask", "request_id": "r", "kind": "key"}
 
+QUEUE_FAMILIES = (
+    *("queue", "priority_3", "priority_6", "priority_9", "binding", "permanent_binding"),
+)
+"""Of ``keys.queue_keys``."""
+
 
 def _functions() -> dict[str, Callable[..., str]]:
     found = dict(inspect.getmembers(keys, inspect.isfunction))
@@ -32,13 +37,7 @@ def of_neuron(neuron: str, **ids: str) -> dict[str, str]:
         for name, function in _functions().items()
         if _is_of_neuron(function)
     }
-    queue = keys.neuron_queue(neuron)
-    return found | {
-        "queue": queue,
-        "priority": f"{queue}\x06\x163",
-        "binding": f"_kombu.binding.{queue}",
-        "permanent_binding": f"_kombu.binding_permanent.{queue}",
-    }
+    return found | dict(zip(QUEUE_FAMILIES, keys.queue_keys(neuron), strict=True))
 
 
 def of_no_neuron() -> dict[str, str]:

@@ -13,7 +13,7 @@ import redis
 from fleet.redis_users import rules, secret_hash, user_name, users_apply
 from inference.protocol import keys
 from tests.fleet.invited_hosts import guest, invite
-from tests.hostile.families import of_neuron, of_no_neuron
+from tests.hostile.families import QUEUE_FAMILIES, of_neuron, of_no_neuron
 
 NAME = "beast"
 NO_KEYS = {
@@ -23,7 +23,7 @@ NO_KEYS = {
 """What names no key; nobody can be kept from logging in and leaving."""
 READ_AND_WRITE = {
     *("get", "set", "del", "exists", "expire", "pexpire", "pttl", "watch"),
-    *("hget", "hset", "hsetnx", "hdel", "hgetall", "xadd", "xrange", "xdel"),
+    *("hget", "hset", "hsetnx", "hdel", "hgetall", "xadd", "xlen", "xrange", "xdel"),
     *("brpop", "rpop", "lpush", "rpush", "llen", "sadd", "srem", "smembers", "sismember"),
 }
 
@@ -31,7 +31,7 @@ READ_AND_WRITE = {
 OWN = dict.fromkeys(
     (
         *("lease", "heartbeat", "held", "preparing", "downloads", "specs", "usage"),
-        *("events", "engine_log", "queue", "priority", "binding", "permanent_binding"),
+        *("events", "engine_log", *QUEUE_FAMILIES),
     ),
     READ_AND_WRITE,
 ) | {

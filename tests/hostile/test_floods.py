@@ -11,6 +11,7 @@ import redis
 from django.test import Client
 
 from fleet import services
+from fleet.control.flood_watch import LOOK_AFTER_BYTES, FloodWatch
 from fleet.models import Invitation, Neuron
 from fleet.services import cut_off
 from inference.protocol import keys
@@ -24,7 +25,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def _small_bounds(shared_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cut_off, "MAX_NEURON_BYTES", 2 * MB)
+    monkeypatch.setattr(cut_off, "MAX_NEURON_BYTES", 5 * MB)
+    monkeypatch.setattr(cut_off, "MAX_STATE_BYTES", 2 * MB)
+    monkeypatch.setattr(cut_off, "MAX_ABANDONED_BYTES", 2 * MB)
     monkeypatch.setattr(cut_off, "MAX_UNTAKEN_BYTES", 24 * MB)
     monkeypatch.setattr(cut_off, "MAX_CONNECTION_BYTES", 8 * MB)
     cut_off._excess_since_s.clear()
@@ -44,9 +47,14 @@ FLOODS: dict[str, Callable[[redis.Redis], Any]] = {
         client.xadd(keys.events_key("evil", f"gw{number}"), {b"b": b"x" * MB})
         for number in range(9)
     ],
+    "events of no gateway": lambda client: client.xadd(
+        keys.events_key("evil", "none"), {b"b": b"x" * 3 * MB}
+    ),
     "usage": lambda client: client.xadd(keys.usage_key("evil"), {b"r": b"x" * 3 * MB}),
     "log": lambda client: client.rpush(keys.engine_log_key("evil", "a"), b"x" * 3 * MB),
     "queue": lambda client: client.lpush(keys.neuron_queue("evil"), b"x" * 3 * MB),
+    "priority": lambda client: client.lpush(keys.queue_keys("evil")[1], b"x" * 3 * MB),
+    "binding": lambda client: client.sadd(keys.queue_keys("evil")[-1], b"x" * 3 * MB),
     "many keys": lambda client: [
         client.set(keys.engine_log_key("evil", str(number)), b"x")
         for number in range(cut_off.MAX_NEURON_KEYS + 1)
@@ -60,17 +68,47 @@ def test_a_flood_is_cut_off_with_its_reason(
 ) -> None:
     evil, honest = guest(redis_url, invite("evil")), guest(redis_url, invite("beast"))
     honest.set(keys.heartbeat_key("beast"), b"fine")
+    for number in range(9):
+        redis_db.set(keys.gateway_alive_key(f"gw{number}"), b"")
     FLOODS[flood](evil)
     assert services.oversized_neurons_cut_off(client=redis_db, now_s=0.0) == 1
     assert services.oversized_neurons_cut_off(client=redis_db, now_s=0.0) == 0
     assert not is_in(evil) and is_in(honest)
-    assert redis_db.keys("helexa:neuron:evil:*") == []
+    assert redis_db.keys("*evil*") == []
     assert honest.get(keys.heartbeat_key("beast")) == b"fine"
     row = Invitation.objects.get(neuron_name="evil")
     assert row.cut_off_at is not None and row.cut_off_reason
     (problem,) = Neuron.objects.get(name="evil").problems
     assert "cut off" in problem and row.cut_off_reason in problem
     assert AuditEntry.objects.filter(action="neuron.cut_off", object_id="evil").count() == 1
+
+
+def test_events_may_be_more_than_the_rest(redis_url: str, redis_db: redis.Redis) -> None:
+    """Events wait for a gateway that stands still for a moment; nothing else grows."""
+    honest = guest(redis_url, invite("beast"))
+    redis_db.set(keys.gateway_alive_key("gw"), b"")
+    honest.xadd(keys.events_key("beast", "gw"), {b"b": b"x" * 3 * MB})
+    assert services.oversized_neurons_cut_off(client=redis_db, now_s=0.0) == 0
+    assert is_in(honest)
+
+
+def test_a_flood_is_seen_between_two_ticks(redis_url: str, redis_db: redis.Redis) -> None:
+    """As soon as Redis has grown by as much as one look is worth, and not before."""
+    evil, num_looks = guest(redis_url, invite("evil")), 0
+
+    def measure() -> None:
+        nonlocal num_looks
+        num_looks += 1
+        services.flooding_neurons_cut_off(client=redis_db)
+
+    watch = FloodWatch(redis_db, measure)
+    assert not watch.look()
+    evil.rpush(keys.engine_log_key("evil", "a"), b"x" * MB)
+    assert not watch.look() and num_looks == 0
+    for _ in range(LOOK_AFTER_BYTES // (3 * MB) + 1):
+        evil.rpush(keys.engine_log_key("evil", "a"), b"x" * 3 * MB)
+    assert watch.look() and num_looks == 1
+    assert not is_in(evil) and not watch.look()
 
 
 SENT: dict[str, Callable[[redis.Redis, str, int], Any]] = {

@@ -3,8 +3,8 @@
     request ends ─▶ kept for two minutes ──its gateway dies─▶ due ─▶ stream of usage reports
                         request of a dead gateway ends ───────▲
 
-Due reports are sent with every heartbeat until Redis has taken them; one that is sent twice is
-settled once.
+Due reports are sent with every heartbeat until Redis has taken them, as many as its stream has room
+for; one that is sent twice is settled once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass
+from typing import Any
 
 import redis
 
@@ -91,6 +92,10 @@ class UsageReportBook:
                 self._add_due(kept)
             return len(recent)
 
+    @property
+    def has_due(self) -> bool:
+        return bool(self._due)
+
     def take_due(self, most: int) -> list[KeptReport]:
         with self._lock:
             return [self._due.popleft() for _ in range(min(most, len(self._due)))]
@@ -136,18 +141,17 @@ def _usage_report(live: LiveRequest, end: Event, now_unix_s: float) -> UsageRepo
 
 
 def send_due(book: UsageReportBook, client: redis.Redis, *, neuron: str) -> int:
-    """Writes due reports to the neuron's stream; returns how many. Raises ``redis.RedisError``:
-    then they stay due."""
+    """Writes due reports to the neuron's stream while it has room; returns how many. The others
+    stay due, and all of them where this raises ``redis.RedisError``."""
+    if not book.has_due:
+        return 0
     num_sent = 0
-    while reports := book.take_due(REPORTS_PER_SEND):
+    room = max(0, USAGE_STREAM_MAX_ENTRIES - _length(client, usage_key(neuron)))
+    while reports := book.take_due(min(REPORTS_PER_SEND, room - num_sent)):
         pipeline = client.pipeline(transaction=False)
         for kept in reports:
-            pipeline.xadd(
-                usage_key(neuron),
-                {USAGE_REPORT_FIELD: encode_usage_report(kept.report)},
-                maxlen=USAGE_STREAM_MAX_ENTRIES,
-                approximate=True,
-            )
+            data = encode_usage_report(kept.report)
+            pipeline.xadd(usage_key(neuron), {USAGE_REPORT_FIELD: data})
         try:
             pipeline.execute()
         except redis.RedisError:
@@ -155,3 +159,9 @@ def send_due(book: UsageReportBook, client: redis.Redis, *, neuron: str) -> int:
             raise
         num_sent += len(reports)
     return num_sent
+
+
+def _length(client: redis.Redis, key: str) -> int:
+    """Raises ``redis.RedisError``."""
+    length: Any = client.xlen(key)
+    return int(length)

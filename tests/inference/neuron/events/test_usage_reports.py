@@ -89,6 +89,9 @@ def test_no_more_is_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch)
 
 
 class DeafRedis:
+    def xlen(self, key: str) -> int:
+        return 0
+
     def pipeline(self, transaction: bool) -> DeafRedis:
         return self
 
@@ -108,6 +111,22 @@ def test_reports_stay_due_until_redis_has_taken_them(redis_db: redis.Redis) -> N
     assert send_due(book, redis_db, neuron="n1") == 3
     assert send_due(book, redis_db, neuron="n1") == 0
     assert [report.receipt for report in _reported(redis_db)] == [b"of r0", b"of r1", b"of r2"]
+
+
+def test_reports_wait_while_the_control_settles_none(
+    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that is full loses nothing, and what is due is sent once there is room."""
+    monkeypatch.setattr(usage_reports, "USAGE_STREAM_MAX_ENTRIES", 4)
+    book = UsageReportBook()
+    for index in range(6):
+        _finish(book, _live(f"r{index}", is_orphan=True))
+    assert send_due(book, redis_db, neuron="n1") == 4
+    assert send_due(book, redis_db, neuron="n1") == 0
+    entries: Any = redis_db.xrange(usage_key("n1"))
+    redis_db.xdel(usage_key("n1"), *(entry_id for entry_id, _ in entries[:3]))
+    assert send_due(book, redis_db, neuron="n1") == 2
+    assert [report.receipt for report in _reported(redis_db)] == [b"of r3", b"of r4", b"of r5"]
 
 
 def _reported(client: redis.Redis) -> list[UsageReport]:

@@ -1,0 +1,69 @@
+"""Looks for invited neurons that flood Redis as soon as Redis grows, between the control's ticks.
+
+    every 20 ms: used_memory ── up by 8 MiB since the least ──▶ what each invited neuron has written
+                                                                └─ too much ─▶ it is cut off
+
+Redis has no bound of bytes for a user: a host writes until its user is removed, and a tick a second
+lets it write as much as its network carries. One number is asked for most of the time; keys are
+measured only when it has grown.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import redis
+
+from inference.supervised_threads import SupervisedThread
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 0.02
+LOOK_AFTER_BYTES = 8 * 1024 * 1024
+"""Half of what a neuron may hold beside its events."""
+
+
+class FloodWatch:
+    """``measure`` cuts off those that have written too much. ``client`` serves this thread alone:
+    it waits for nothing else."""
+
+    def __init__(self, client: redis.Redis, measure: Callable[[], object]) -> None:
+        self._client = client
+        self._measure = measure
+        self._least_bytes: int | None = None
+        """Redis has held since the last look."""
+        self._ended = threading.Event()
+        self._thread: SupervisedThread | None = None
+
+    def start(self) -> None:
+        self._thread = SupervisedThread(self._run, name="flood watch")
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def look(self) -> bool:
+        """Whether Redis had grown so much that neurons were measured. Raises
+        ``redis.RedisError``."""
+        held = self._held_bytes()
+        if self._least_bytes is None or held < self._least_bytes:
+            self._least_bytes = held
+        if held - self._least_bytes < LOOK_AFTER_BYTES:
+            return False
+        self._measure()
+        self._least_bytes = self._held_bytes()
+        return True
+
+    def _held_bytes(self) -> int:
+        return int(self._client.info("memory")["used_memory"])
+
+    def _run(self) -> None:
+        while not self._ended.wait(INTERVAL_S):
+            try:
+                self.look()
+            except (redis.RedisError, OSError) as error:
+                logger.debug("Redis is not watched for floods: %s", error)
+                self._least_bytes = None
+                self._ended.wait(1.0)
