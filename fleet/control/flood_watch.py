@@ -16,11 +16,15 @@ from collections.abc import Callable
 
 import redis
 
+from inference.logs.throttled import ThrottledLog
 from inference.supervised_threads import SupervisedThread
 
 logger = logging.getLogger(__name__)
+_warnings = ThrottledLog(logger, logging.WARNING, interval_s=3600.0)
 
 INTERVAL_S = 0.02
+PAUSE_S = 1.0
+"""After a look that failed."""
 LOOK_AFTER_BYTES = 8 * 1024 * 1024
 """Half of what a neuron may hold beside its events."""
 
@@ -63,7 +67,13 @@ class FloodWatch:
         while not self._ended.wait(INTERVAL_S):
             try:
                 self.look()
-            except (redis.RedisError, OSError) as error:
-                logger.debug("Redis is not watched for floods: %s", error)
-                self._least_bytes = None
-                self._ended.wait(1.0)
+            except redis.ResponseError as error:
+                _warnings.log("refused", f"Redis is not watched for floods, it refuses: {error}")
+                self._pause()
+            except (redis.RedisError, OSError):  # the control's ticks log that Redis is away
+                self._pause()
+
+    def _pause(self) -> None:
+        """Redis may hold less after it."""
+        self._least_bytes = None
+        self._ended.wait(PAUSE_S)

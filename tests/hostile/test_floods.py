@@ -19,6 +19,7 @@ from metering.actor import GATEWAY
 from metering.models import AuditEntry
 from tests.fleet.invited_hosts import guest, invite
 from tests.hostile.conftest import MB
+from tests.live.serving import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -109,6 +110,16 @@ def test_a_flood_is_seen_between_two_ticks(redis_url: str, redis_db: redis.Redis
         evil.rpush(keys.engine_log_key("evil", "a"), b"x" * 3 * MB)
     assert watch.look() and num_looks == 1
     assert not is_in(evil) and not watch.look()
+
+
+def test_a_watch_that_redis_refuses_is_in_the_log(
+    redis_url: str, redis_db: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The user of an invited host may not ask for what the watch reads."""
+    watch = FloodWatch(guest(redis_url, invite("beast")), lambda: None)
+    watch.start()
+    wait_until(lambda: "not watched for floods" in caplog.text, "a warning")
+    watch.stop()
 
 
 SENT: dict[str, Callable[[redis.Redis, str, int], Any]] = {
