@@ -98,6 +98,15 @@ def path_files(path: Path, wanted: str | None, free_bytes: int) -> ModelFiles:
     return _on_disk(path.parent, shards)
 
 
+def check_local_path(spec: LoadSpec) -> None:
+    """Raises ``MissingFileError`` for a ``path:`` source that is not on this disk."""
+    scheme, _, location = spec.source.partition(":")
+    if scheme == "path" and location.strip():
+        path = Path(location.strip()).expanduser().absolute()
+        if not path.exists():
+            raise MissingFileError(f"{path} does not exist")
+
+
 def local_file_bytes(spec: LoadSpec, free_bytes: int) -> int | None:
     """Total bytes of the weight files of a ``path:`` source; ``None``: another kind of source, or
     they cannot be read, for which the load reports the reason."""

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from inference.loading.progress import OnProgress
 from inference.loading.sources.fetch import Fetched
-from inference.loading.sources.sources import local_file_bytes
+from inference.loading.sources.sources import check_local_path, local_file_bytes
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.load import Load, Room
 from inference.neuron.loads.needs import (
@@ -36,6 +36,7 @@ from inference.protocol.load import (
     LoadSpec,
     LoadStage,
 )
+from inference.protocol.load_errors import MissingFileError
 
 LOOK_AGAIN_S = 0.2
 """At a cancel, while an evicted model ends."""
@@ -94,6 +95,10 @@ class LoadAdmission:
         """The spec for the engine; ``None``: cancelled. Raises ``LoadRefusedError``. The load has
         the turn when this returns a spec, and memory of its own."""
         check_possible(load.spec, self._loads.devices())
+        try:
+            check_local_path(load.spec)  # before anything is unloaded for it
+        except MissingFileError as error:
+            raise LoadRefusedError(error.failure) from None
         if self._loads.holding(load) is None:
             self._loads.accept(load)
         fetched = self._fetch(load.spec, report, is_cancelled)

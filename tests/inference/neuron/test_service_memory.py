@@ -185,6 +185,19 @@ def test_nobody_leaves_for_files_that_could_not_fit_then(
     assert gateway.replica("old").status == "ready"
 
 
+def test_nobody_leaves_for_a_path_that_is_not_there(
+    service: NeuronService, cards: Host, fake_spec: MakeSpec, gateway: Any, tmp_path: Path
+) -> None:
+    service.load_model(fake_spec("old", takes_gb=18))
+    gateway.wait_status("ready", "old")
+    asked = needing(fake_spec("new"), 15, devices=["cuda:1"], evict=["old"])
+    service.load_model(msgspec.structs.replace(asked, source=f"path:{tmp_path / 'gone'}"))
+    failure = gateway.wait_status("failed", "new").failure
+    assert (failure.code, failure.is_permanent) == ("missing_file", True)
+    assert f"{tmp_path / 'gone'} does not exist" in failure.message
+    assert gateway.replica("old").status == "ready"
+
+
 def test_failed_loads_in_a_row_are_counted_until_another_spec_comes(
     service: NeuronService, fake_spec: MakeSpec, gateway: Any, wait_until: Any
 ) -> None:
