@@ -135,6 +135,31 @@ def test_an_interrupted_pull_command_cancels_the_download(beast, sent, monkeypat
     assert sent.tasks[-1][0] == "neuron.cancel_pull"
 
 
+@pytest.mark.parametrize(
+    ("words", "is_found"),
+    [
+        ("pypi:tiny", True),
+        ("pypi:tiny==1.2", True),
+        ("pypi:tiny-1.2-bcc81830d10c", True),
+        ("mine", True),
+        ("pypi:tiny==1.3", False),
+        ("pypi:ti", False),
+        ("other", False),
+    ],
+)
+def test_removal_takes_the_names_that_the_catalogue_has(
+    beast, sent, say, words: str, is_found: bool
+) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="mine", source="pypi:tiny")
+    say(cached=[cached("pypi:tiny-1.2-bcc81830d10c", revision="")])
+    command = ("models", "cached", "--remove", words, "--dry-run")
+    if is_found:
+        assert "would delete pypi:tiny-1.2-bcc81830d10c" in told(*command)[0]
+        return
+    with pytest.raises(CommandError, match="is cached nowhere"):
+        told(*command)
+
+
 def test_the_cached_command_lists_and_removes(beast, sent, say, monkeypatch) -> None:
     partial = {"is_partial": True, "missing": ["b"], "wanted_bytes": 20 * GB, "partial_bytes": GB}
     say(cached=[cached(**partial)])

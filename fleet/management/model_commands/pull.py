@@ -62,7 +62,9 @@ class Cached:
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--neuron", metavar="NAME")
         parser.add_argument(
-            "--remove", metavar="SOURCE[@REVISION]", help="delete this, which no model uses"
+            "--remove",
+            metavar="SOURCE[@REVISION]",
+            help="delete this, which no model is loaded from; a model's name means its source",
         )
         add_dry_run_argument(parser)
 
@@ -98,8 +100,19 @@ def _deletion(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_words(words: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every revision where none is named."""
-    return [row for row in rows if words in (row["source"], f"{row['source']}@{row['revision']}")]
+    """Every revision where none is named. The name of a model means what it is loaded from."""
+    return [
+        row for row in rows if words in {*_names(row["source"], row["revision"]), *row["models"]}
+    ]
+
+
+def _names(source: str, revision: str) -> set[str]:
+    """A wheel's folder has its version and a hash in its name: ``pypi:tiny-1.2-bcc81830d10c``."""
+    names = {source, f"{source}@{revision}"}
+    if source.startswith("pypi:") and source.count("-") >= 2:
+        name, version, _hash = source.rsplit("-", 2)
+        names |= {name, f"{name}=={version}"}
+    return names
 
 
 def _would_line(row: dict[str, Any]) -> str:
