@@ -28,6 +28,7 @@ from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_
 from helexa_site.bootstrap.offline_help import (
     HELP_FLAGS,
     asks_for_help,
+    missing_subcommand,
     offline_help,
     unknown_word,
 )
@@ -231,6 +232,9 @@ def _django(arguments: list[str]) -> int:
         if asks_for_help(arguments):
             sys.stdout.write(offline_help(arguments))
             return SUCCESS
+        if missing := missing_subcommand(arguments):
+            complain(missing)
+            return ExitCode.USAGE
         ensure_environment(REQUIREMENTS)
     if arguments[:1] == ["gateway"]:
         # Which names it answers to follows from this, in settings that Django reads before it

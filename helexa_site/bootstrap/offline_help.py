@@ -96,6 +96,15 @@ def unknown_word(arguments: list[str], page: Path = PAGE) -> str | None:
     return _no_command(f"{name} {rest[0]}", {f"{name} {word}" for word in subcommands})
 
 
+def missing_subcommand(arguments: list[str], page: Path = PAGE) -> str | None:
+    """A sentence about a command that is nothing without a subcommand, and has none."""
+    blocks = [name.split() for name in _blocks(page)]
+    known = sorted({words[1] for words in blocks if words[0] == arguments[0] and len(words) > 1})
+    if len(arguments) > 1 or not known or arguments in blocks:
+        return None
+    return f"{arguments[0]} needs a subcommand; known are {', '.join(known)}"
+
+
 def _no_command(words: str, known: set[str], otherwise: str = "") -> str:
     near = difflib.get_close_matches(words, sorted(known), n=1)
     listed = otherwise or f"known are {', '.join(sorted(known))}"

@@ -10,7 +10,12 @@ import pytest
 from django.core.management import get_commands
 
 from helexa_site.bootstrap import commands
-from helexa_site.bootstrap.offline_help import BROUGHT_COMMANDS, offline_help, unknown_word
+from helexa_site.bootstrap.offline_help import (
+    BROUGHT_COMMANDS,
+    missing_subcommand,
+    offline_help,
+    unknown_word,
+)
 from helexa_site.exit_codes import ExitCode
 from helexa_site.reference import commands_page
 
@@ -82,6 +87,18 @@ def test_an_unknown_word_builds_nothing(
         monkeypatch.setattr(commands.importlib.util, "find_spec", lambda _name: None)
     assert commands.run(words.split()) == ExitCode.USAGE
     assert capsys.readouterr().err == f"helexa: {told}\n"
+
+
+def test_a_command_without_its_subcommand_builds_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "ensure_environment", lambda name: pytest.fail(name))
+    monkeypatch.setattr(commands.importlib.util, "find_spec", lambda _name: None)
+    assert commands.run(["jobs"]) == ExitCode.USAGE
+    assert capsys.readouterr().err == (
+        "helexa: jobs needs a subcommand; known are cancel, list, show\n"
+    )
+    assert missing_subcommand(["status"]) is None and missing_subcommand(["migrate"]) is None
 
 
 def test_every_command_that_there_is_is_known() -> None:
