@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,20 @@ def test_every_command_that_there_is_is_known() -> None:
     assert [unknown_word(one) for one in words if unknown_word(one)] == []
     assert unknown_word(["models", "--json"]) is None
     assert unknown_word(["--pythonpath", "x"]) is None
+
+
+def test_every_word_that_a_command_takes_is_known() -> None:
+    """Also the earlier names of subcommands: ``accounts create``."""
+    words = [
+        [name, word]
+        for name, parser in commands_page.parsers()
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for word in action.choices
+    ]
+    assert ["accounts", "create"] in words
+    assert [one for one in words if unknown_word(one)] == []
+    assert offline_help(["accounts", "create"]) == offline_help(["accounts", "add"])
 
 
 def test_a_python_without_packages_has_it() -> None:
