@@ -120,11 +120,16 @@ def hostile(redis_url: str, database: Path, directory: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "command",
-    [("-c", SUITE), ("-m", "pytest"), ("-m", "pytest", "-n", "2", "--dist", "loadfile")],
-    ids=["manage.py", "pytest", "processes"],
+    ("command", "is_hostile"),
+    [
+        pytest.param(("-c", SUITE), True, id="manage.py, hostile"),
+        pytest.param(("-c", SUITE), False, id="manage.py, nothing set"),
+        pytest.param(("-m", "pytest"), True, id="pytest, hostile"),
+        pytest.param(
+            ("-m", "pytest", "-n", "2", "--dist", "loadfile"), True, id="processes, hostile"
+        ),
+    ],
 )
-@pytest.mark.parametrize("is_hostile", [True, False], ids=["hostile", "nothing set"])
 def test_a_run_reaches_no_live_server(
     live: Live, command: tuple[str, ...], is_hostile: bool, tmp_path: Path
 ) -> None:
