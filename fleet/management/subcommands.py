@@ -48,6 +48,12 @@ def aliases_of(subcommand: Subcommand) -> tuple[str, ...]:
     return getattr(subcommand, "aliases", ())
 
 
+def _other_words(subcommand: Subcommand) -> str | None:
+    """The line of its help that ``helexa_site.bootstrap.offline_help`` reads them from."""
+    words = aliases_of(subcommand)
+    return f"also: {', '.join(words)}" if words else None
+
+
 class SubcommandsCommand(QuickCommand):
     subcommands: Sequence[Subcommand] = ()
 
@@ -59,6 +65,7 @@ class SubcommandsCommand(QuickCommand):
                 help=subcommand.help,
                 description=subcommand.help,
                 aliases=aliases_of(subcommand),
+                epilog=_other_words(subcommand),
                 conflict_handler="resolve",  # a subcommand's own flag goes before a server's
             )
             add_backend_arguments(one)

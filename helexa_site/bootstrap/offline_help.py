@@ -65,6 +65,8 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 
+OTHER_WORDS = re.compile(r"^  also: (?P<words>.+)$", re.MULTILINE)
+
 
 def asks_for_help(arguments: list[str]) -> bool:
     return not arguments or arguments[0] == "help" or bool(HELP_FLAGS & {*arguments})
@@ -90,19 +92,31 @@ def offline_help(arguments: list[str], page: Path = PAGE) -> str:
 def unknown_word(arguments: list[str], page: Path = PAGE) -> str | None:
     """A sentence about the first of ``arguments`` that is no command, or no subcommand of the one
     before it. None where both are known, and where the docs are not installed."""
-    blocks = [name.split() for name in _blocks(page)]
+    blocks = _blocks(page)
     if not blocks or arguments[0].startswith("-"):
         return None
     name, *rest = arguments
-    commands = {words[0] for words in blocks} | BROUGHT_COMMANDS | OWN_COMMANDS
+    commands = {words.split()[0] for words in blocks} | BROUGHT_COMMANDS | OWN_COMMANDS
     if name not in commands:
         return _no_command(name, commands, f"{program()} help lists them")
-    subcommands = {words[1] for words in blocks if words[0] == name and len(words) > 1}
+    subcommands = _subcommands(name, blocks)
     if not subcommands or not rest or rest[0].startswith("-") or rest[0] in subcommands:
         return None
     if f"{name} {rest[0]}" in EARLIER_WORDS:
         return None
     return _no_command(f"{name} {rest[0]}", {f"{name} {word}" for word in subcommands})
+
+
+def _subcommands(name: str, blocks: dict[str, str]) -> set[str]:
+    """Each by all its words."""
+    found = set()
+    for words, text in blocks.items():
+        command, *rest = words.split()
+        if command == name and rest:
+            found.add(rest[0])
+            if len(rest) == 1 and (other := OTHER_WORDS.search(text)):
+                found.update(other["words"].split(", "))
+    return found
 
 
 def missing_subcommand(arguments: list[str], page: Path = PAGE) -> str | None:

@@ -80,6 +80,8 @@ def _block(words: str, parser: argparse.ArgumentParser) -> str:
     lines = [f"usage: {usage}"]
     if " " in words and parser.description:
         lines += ["", f"  {parser.description}"]
+    if parser.epilog:
+        lines += ["", f"  {parser.epilog}"]
     lines += [""] * bool(actions) + [_line(parser, one) for one in actions]
     return f"### {words}\n\n<!-- not run: a listing -->\n```text\n" + "\n".join(lines) + "\n```\n"
 

@@ -112,6 +112,8 @@ def test_every_command_that_there_is_is_known() -> None:
         for words, _ in commands_page.leaves(name, parser)
     )
     assert [unknown_word(one) for one in words if unknown_word(one)] == []
+    others = [["accounts", "create"], ["keys", "create"], ["keys", "remove"]]
+    assert [unknown_word(one) for one in others if unknown_word(one)] == []
     assert unknown_word(["models", "--json"]) is None
     assert unknown_word(["--pythonpath", "x"]) is None
 
