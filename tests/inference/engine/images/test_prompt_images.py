@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -135,7 +136,9 @@ def test_drafts_are_rotated_as_the_outputs_they_may_become() -> None:
     seeing.images = PromptImages([image(1, 2, 2)], 7, merge=2)
     schedule = Schedule(decodes=[seeing, reading], drafts={seeing: [4, 5]})
     assert schedule.decode_rows == [seeing, seeing, seeing, reading]
-    pictures = step_pictures(schedule, [6, 7, 8, 6], lambda image: None, torch.device("cpu"))  # type: ignore[arg-type, return-value]
+    pictures = step_pictures(
+        schedule, np.array([6, 7, 8, 6], dtype=np.int32), lambda image: None, torch.device("cpu")
+    )  # type: ignore[arg-type, return-value]
     assert pictures is not None
     assert pictures.rotary.tolist() == [[4, 5, 6, 6]] * 3
 

@@ -335,7 +335,7 @@ UNFIT: list[tuple[str, Callable[[Tensors], None], str]] = [
     ("packed", _cut("weight_packed", 1), "weight_packed has 11 words a row"),
     ("packed", _cut("weight_scale"), r"weight_scale is 63 x 3 and should be 64 x 3"),
     ("packed", _set("weight_shape", torch.tensor([64, 2**40])), "weight_packed has 12 words a row"),
-    ("packed", _set("weight_shape", torch.tensor([64])), "weight_shape says 64"),
+    ("packed", _set("weight_shape", torch.tensor([64])), "weight_shape is 64, and"),
     ("packed, with zeros", _cut("weight_zero_point", 1), "weight_zero_point is 8 x 2"),
 ]
 

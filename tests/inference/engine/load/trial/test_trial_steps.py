@@ -45,6 +45,7 @@ class TimedModel:
     device = torch.device("cpu")
     dtype = torch.float32
     kv_format: KVFormat = "fp32"
+    tower = None
 
     def __init__(self, speed: PrefillSpeed, *, copies_context: bool = False) -> None:
         self.config = replace(CONFIG, sliding_window=speed.window_tokens)
