@@ -54,12 +54,6 @@ BROUGHT_COMMANDS = frozenset(
 """The commands of Django and of packages, which the page leaves out."""
 OWN_COMMANDS = frozenset({"serve", "neuron", "test", "doctor", "environment", "version"})
 """Those that run before Django does."""
-EARLIER_WORDS = {
-    "accounts create": "accounts add",
-    "keys create": "keys add",
-    "keys remove": "keys revoke",
-}
-"""Subcommands under the names that they had first, which the page leaves out."""
 BLOCK = re.compile(
     r"^### (?P<words>[^\n]+)\n\n<!-- not run: a listing -->\n```text\n(?P<text>.*?)```$",
     re.MULTILINE | re.DOTALL,
@@ -76,7 +70,6 @@ def offline_help(arguments: list[str], page: Path = PAGE) -> str:
     """The help of the command in ``arguments``; of all commands where it names none."""
     words = [word for word in arguments if word not in HELP_FLAGS]
     words = words[1:] if words[:1] == ["help"] else words
-    words[:2] = EARLIER_WORDS.get(" ".join(words[:2]), " ".join(words[:2])).split()
     blocks = _blocks(page)
     found = _of_words(words, blocks)
     if not words or not found:
@@ -101,8 +94,6 @@ def unknown_word(arguments: list[str], page: Path = PAGE) -> str | None:
         return _no_command(name, commands, f"{program()} help lists them")
     subcommands = _subcommands(name, blocks)
     if not subcommands or not rest or rest[0].startswith("-") or rest[0] in subcommands:
-        return None
-    if f"{name} {rest[0]}" in EARLIER_WORDS:
         return None
     return _no_command(f"{name} {rest[0]}", {f"{name} {word}" for word in subcommands})
 
@@ -139,10 +130,19 @@ def _of_words(words: list[str], blocks: dict[str, str]) -> list[str]:
     """The block of the subcommand, or those of all the command's."""
     for length in range(len(words), 0, -1):
         wanted = words[:length]
-        found = [text for name, text in blocks.items() if name.split()[:length] == wanted]
+        found = [
+            text
+            for name, text in blocks.items()
+            if name.split()[:length] == wanted or wanted in _other_names(name, text)
+        ]
         if found:
             return found
     return []
+
+
+def _other_names(name: str, text: str) -> list[list[str]]:
+    other = OTHER_WORDS.search(text)
+    return [[name.split()[0], word] for word in other["words"].split(", ")] if other else []
 
 
 def _blocks(page: Path) -> dict[str, str]:
