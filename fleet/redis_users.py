@@ -76,13 +76,18 @@ def rules(
     ]
 
 
+def invited_names(client: redis.Redis) -> set[str]:
+    """The neurons that have users of their own in Redis. Raises ``redis.RedisError``."""
+    names = {name.decode() if isinstance(name, bytes) else name for name in client.acl_users()}
+    return {name.removeprefix(USER_PREFIX) for name in names if name.startswith(USER_PREFIX)}
+
+
 def users_apply(
     client: redis.Redis, secrets: Mapping[str, str], *, again: Iterable[str] = ()
 ) -> None:
     """Makes the users of ``secrets`` (neuron to hash) that are not there and those of ``again``,
     and removes those of neurons that are not invited. Raises ``redis.RedisError``."""
-    names = {name.decode() if isinstance(name, bytes) else name for name in client.acl_users()}
-    there = {name.removeprefix(USER_PREFIX) for name in names if name.startswith(USER_PREFIX)}
+    there = invited_names(client)
     if wanted := [neuron for neuron in secrets if neuron not in there or neuron in again]:
         version = _version(client)
         database = client.connection_pool.connection_kwargs.get("db") or 0

@@ -5,7 +5,7 @@
 
 Redis has no bound of bytes for a user: a host writes until its user is removed, and a tick a second
 lets it write as much as its network carries. One number is asked for most of the time; keys are
-measured only when it has grown.
+measured only when it has grown. While no host is invited, one query a second is all.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import redis
 
+from fleet.redis_users import invited_names
 from inference.logs.throttled import ThrottledLog
 from inference.supervised_threads import SupervisedThread
 
@@ -24,7 +25,7 @@ _warnings = ThrottledLog(logger, logging.WARNING, interval_s=3600.0)
 
 INTERVAL_S = 0.02
 PAUSE_S = 1.0
-"""After a look that failed."""
+"""After a look that failed, and between questions whether any host is invited."""
 LOOK_AFTER_BYTES = 8 * 1024 * 1024
 """Half of what a neuron may hold beside its events."""
 
@@ -60,13 +61,26 @@ class FloodWatch:
         self._least_bytes = self._held_bytes()
         return True
 
+    def is_needed(self) -> bool:
+        """Whether any host is invited: its user is in Redis. Raises ``redis.RedisError``."""
+        return bool(invited_names(self._client))
+
+    def _look_for(self, duration_s: float) -> None:
+        for _ in range(round(duration_s / INTERVAL_S)):
+            self.look()
+            if self._ended.wait(INTERVAL_S):
+                return
+
     def _held_bytes(self) -> int:
         return int(self._client.info("memory")["used_memory"])
 
     def _run(self) -> None:
-        while not self._ended.wait(INTERVAL_S):
+        while not self._ended.is_set():
             try:
-                self.look()
+                if self.is_needed():
+                    self._look_for(PAUSE_S)
+                else:
+                    self._pause()
             except redis.ResponseError as error:
                 _warnings.log("refused", f"Redis is not watched for floods, it refuses: {error}")
                 self._pause()

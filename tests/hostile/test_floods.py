@@ -112,6 +112,13 @@ def test_a_flood_is_seen_between_two_ticks(redis_url: str, redis_db: redis.Redis
     assert not is_in(evil) and not watch.look()
 
 
+def test_without_invited_hosts_nothing_is_watched(redis_url: str, redis_db: redis.Redis) -> None:
+    watch = FloodWatch(redis_db, lambda: None)
+    assert not watch.is_needed()
+    invite("beast")
+    assert watch.is_needed()
+
+
 def test_a_watch_that_redis_refuses_is_in_the_log(
     redis_url: str, redis_db: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
