@@ -11,7 +11,7 @@ from inference.protocol.heartbeat import DeviceInfo, HostInfo
 from inference.protocol.load import EarlierLoads, LoadReport, LoadSpec
 from tests.inference.neuron.devices import GB, card, host
 
-SPEC = LoadSpec(job_id="j", model="m", source="path:/m.gguf")
+SPEC = LoadSpec(job_id="j", model="m", source="fake:m")
 REPORT = LoadReport(
     architecture="llama",
     device="cuda:0",
