@@ -29,6 +29,7 @@ from inference.neuron.loads.admission import LoadAdmission
 from inference.neuron.loads.downloads import Downloads
 from inference.neuron.loads.failed_loads import FailedLoads
 from inference.neuron.loads.fetcher import Fetcher
+from inference.neuron.loads.file_checker import FileChecker
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.process.drills import Drills
@@ -163,7 +164,10 @@ class NeuronService:
             marks=self._marks,
             loads=self._loads,
             admission=LoadAdmission(
-                self._loads, fetch=self._fetcher.fetch, find=self._replicas.find
+                self._loads,
+                fetch=self._fetcher.fetch,
+                check_files=FileChecker().check,
+                find=self._replicas.find,
             ),
             discard=self._discard,
             on_change=self._heart.beat_now,

@@ -1,5 +1,5 @@
-"""What the safetensors library leaves unchecked of a file's header: that it names no tensor twice,
-of which the library reads the last. Imports no torch.
+"""Opens safetensors files whose headers are sound. The library checks that tensors lie in the file,
+and apart; it leaves unchecked that no tensor is named twice, and reads the last. Imports no torch.
 
     8 bytes: the header's length | header, JSON | tensors' bytes
 """
@@ -10,11 +10,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+import safetensors
+
 from inference.protocol.load_errors import BadFileError
 
 LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 100_000_000
 """The library refuses longer ones."""
+
+
+def open_checked(path: Path, *, framework: str) -> Any:
+    """The library's handle, whose tensors are ``framework``'s (``pt``, ``numpy``). Reads the header
+    alone. Raises ``BadFileError``."""
+    check_names_once(path)
+    try:
+        return safetensors.safe_open(path, framework=framework)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise BadFileError(f"{path} is not a readable safetensors file: {error}") from None
 
 
 def check_names_once(path: Path) -> None:

@@ -8,10 +8,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 
-from inference.loading.safetensors.header import check_names_once
+from inference.loading.safetensors.header import open_checked
 from inference.models.weights.stored import DenseWeight, StoredWeight
 from inference.protocol.load_errors import BadFileError, MissingTensorError, shape_in_words
 
@@ -40,12 +39,8 @@ class SafetensorsFiles:
             self._open(path)
 
     def _open(self, path: Path) -> None:
-        """Raises ``BadFileError``. That tensors lie in the file, and apart, safetensors checks."""
-        check_names_once(path)
-        try:
-            file: Any = safetensors.safe_open(path, framework="pt")
-        except (safetensors.SafetensorError, OSError) as error:
-            raise BadFileError(f"{path} is not a readable safetensors file: {error}") from None
+        """Raises ``BadFileError``."""
+        file = open_checked(path, framework="pt")
         for name in file.keys():  # noqa: SIM118 -- the handle is not iterable
             if name in self._files:
                 raise BadFileError(f"{path.name} and another of the files both hold {name}")

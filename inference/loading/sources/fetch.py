@@ -10,19 +10,18 @@ it cannot end. Downloaded bytes stay, and the next download resumes them. Import
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
+from inference.loading.order_child import read_order, send
 from inference.loading.progress import OnProgress
 from inference.loading.sources.cached import list_cached, sweep_orphans
 from inference.loading.sources.disk import unwritten
 from inference.loading.sources.sources import fetch_files
 from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage
 from inference.protocol.load_errors import LoadError
-from inference.supervised_threads import SupervisedThread
 
 
 class FetchOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,17 +50,15 @@ class FetchFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 FetchMessage = Fetching | Fetched | FetchFailed
 
-encode_message = msgspec.json.Encoder().encode
 decode_message = msgspec.json.Decoder(FetchMessage).decode
 decode_order = msgspec.json.Decoder(FetchOrder).decode
 
 
 def main() -> NoReturn:
     """Exit without waiting for the threads: one reads, another may still be downloading."""
-    order = decode_order(sys.stdin.buffer.readline())
-    SupervisedThread(_end_with_parent, name="end-with-parent").start()
-    outcome = fetch(order, lambda progress: _send(Fetching(progress=progress)))
-    _send(outcome)
+    order = decode_order(read_order())
+    outcome = fetch(order, lambda progress: send(Fetching(progress=progress)))
+    send(outcome)
     os._exit(0 if isinstance(outcome, Fetched) else 1)
 
 
@@ -104,16 +101,6 @@ def _new_files(
         for key, names in _cached_names(cache_dir, spec).items()
     }
     return {key: names for key, names in new.items() if names}
-
-
-def _send(message: FetchMessage) -> None:
-    sys.stdout.buffer.write(encode_message(message) + b"\n")
-    sys.stdout.buffer.flush()
-
-
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
-    os._exit(1)
 
 
 if __name__ == "__main__":

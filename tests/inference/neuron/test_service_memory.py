@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from inference.loading.config.hub_config import read_directory_config
 from inference.neuron.process.specs import SpecStore
 from inference.neuron.service import NeuronService
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
 from inference.protocol.load import EarlierLoads, LoadSpec, LoadStage
+from inference.protocol.load_errors import UnknownArchitectureError
 from tests.inference.neuron.devices import GB, card, host
 from tests.inference.neuron.fake_engines import running_engines
 
@@ -195,6 +197,21 @@ def test_nobody_leaves_for_a_path_that_is_not_there(
     failure = gateway.wait_status("failed", "new").failure
     assert (failure.code, failure.is_permanent) == ("missing_file", True)
     assert f"{tmp_path / 'gone'} does not exist" in failure.message
+    assert gateway.replica("old").status == "ready"
+
+
+def test_nobody_leaves_for_files_that_the_engine_would_refuse(
+    service: NeuronService, cards: Host, fake_spec: MakeSpec, gateway: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "lama"}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    service.load_model(fake_spec("old", takes_gb=18))
+    gateway.wait_status("ready", "old")
+    asked = needing(fake_spec("new"), 15, devices=["cuda:1"], evict=["old"])
+    service.load_model(msgspec.structs.replace(asked, source=f"path:{tmp_path}", file=None))
+    with pytest.raises(UnknownArchitectureError) as refused:
+        read_directory_config(tmp_path)
+    assert gateway.wait_status("failed", "new").failure == refused.value.failure
     assert gateway.replica("old").status == "ready"
 
 

@@ -204,7 +204,12 @@ def test_an_evicted_model_that_does_not_leave_is_not_waited_for_for_ever() -> No
     loaded(queue, old, took_gb=10)
     stays = NeverLeaves(old, clock)
     admission = LoadAdmission(
-        queue, fetch=lambda *_: None, find=lambda _: stays, clock=clock, sleep=lambda _: None
+        queue,
+        fetch=lambda *_: None,
+        check_files=lambda *_: None,
+        find=lambda _: stays,
+        clock=clock,
+        sleep=lambda _: None,
     )
     wants, told = load_of(15, evict=["old"]), list[LoadProgress]()
     with pytest.raises(LoadRefusedError) as refused:

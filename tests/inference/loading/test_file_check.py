@@ -1,0 +1,92 @@
+"""What is read of a model's files before other models leave for it: refused as the load itself
+refuses it, and passed where the load passes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from inference.loading.file_check import FileCheckOrder, check
+from inference.loading.loader import open_model
+from inference.protocol.load import LoadFailure, LoadSpec
+from inference.protocol.load_errors import LoadError
+from tests.inference.loading.conftest import save_gguf
+
+
+def _with_config(directory: Path, **changes: object) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def _cut_off(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-64])
+
+
+BREAKS: dict[str, Callable[[Path], None]] = {
+    "unknown_architecture": lambda directory: _with_config(directory, model_type="lama"),
+    "bad_file: a number": lambda directory: _with_config(directory, num_key_value_heads=3),
+    "bad_file: no JSON": lambda directory: (directory / "config.json").write_text("{") and None,
+    "bad_file: weights that end early": _cut_off,
+    "missing_file": lambda directory: (directory / "config.json").unlink(),
+}
+
+
+def _checked(path: Path, weights: tuple[Path, ...] = (), **spec: object) -> LoadFailure | None:
+    named = {"source": f"path:{path}"} | spec
+    asked = LoadSpec(job_id="j", model="m", devices=["cpu"], **named)  # type: ignore[arg-type]
+    paths = [str(path) for path in weights]
+    return check(FileCheckOrder(spec=asked, weights=paths, free_memory_bytes=1 << 34)).failure
+
+
+def _refused_by_load(source: Path, cache_dir: Path) -> LoadFailure:
+    spec = LoadSpec(job_id="j", model="m", source=f"path:{source}", devices=["cpu"])
+    with pytest.raises(LoadError) as refused:
+        open_model(spec, cache_dir, lambda _: None)
+    return refused.value.failure
+
+
+@pytest.mark.parametrize("case", BREAKS)
+def test_a_directory_is_refused_as_by_its_load(
+    tiny_directory: Path, tmp_path: Path, case: str
+) -> None:
+    assert _checked(tiny_directory) is None
+    BREAKS[case](tiny_directory)
+    failure = _checked(tiny_directory)
+    assert failure == _refused_by_load(tiny_directory, tmp_path)
+    assert failure.code == case.partition(":")[0]
+
+
+def _gguf(tiny_directory: Path, name: str, architecture: str = "llama") -> Path:
+    weights: dict[str, torch.Tensor] = load_file(tiny_directory / "model.safetensors")
+    return save_gguf(tiny_directory.parent / name, weights, architecture)
+
+
+def test_a_gguf_file_is_refused_as_by_its_load(tiny_directory: Path, tmp_path: Path) -> None:
+    path = _gguf(tiny_directory, "tiny.gguf")
+    assert _checked(path) is None
+    path.write_bytes(path.read_bytes().replace(b"llama", b"lamas"))
+    failure = _checked(path)
+    assert failure == _refused_by_load(path, tmp_path) and failure.code == "unknown_architecture"
+    path.write_bytes(b"GGUF")
+    assert _checked(path) == _refused_by_load(path, tmp_path)
+
+
+def test_of_downloaded_files_the_model_s_own_are_read(tiny_directory: Path) -> None:
+    """Its draft model's, which may lie in the same directory, the load may have no use for."""
+    own, draft = _gguf(tiny_directory, "own.gguf"), _gguf(tiny_directory, "draft.gguf")
+    draft.write_bytes(b"GGUF")
+    hub = "huggingface:a/b"
+    assert _checked(own, (own, draft), source=hub) is None
+    failure = _checked(own, (draft, own), source=hub)
+    assert failure is not None and failure.code == "bad_file"
+    safetensors = tiny_directory / "model.safetensors"
+    assert _checked(own, (safetensors, draft), source=hub) is None
+    _cut_off(tiny_directory)
+    failure = _checked(own, (safetensors, draft), source=hub)
+    assert failure is not None and failure.code == "bad_file"

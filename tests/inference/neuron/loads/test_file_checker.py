@@ -1,0 +1,54 @@
+"""The process that checks a load's files: a check that gives no answer stops no load."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from inference.neuron.loads.file_checker import FileChecker
+from inference.protocol.load import LoadSpec
+
+SPEC = LoadSpec(job_id="j", model="m", source="path:/models/m.gguf")
+SLEEPS = (sys.executable, "-c", "import time; print('{', flush=True); time.sleep(3600)")
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (SLEEPS, "took longer than 0 s"),
+        ((sys.executable, "-c", "raise SystemExit(3)"), "ended with code 3"),
+        (("/no/such/program",), "could not be started"),
+    ],
+)
+def test_a_check_without_an_answer_is_logged_and_passes(
+    command: tuple[str, ...], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        FileChecker(command, limit_s=0.4).check(SPEC, [], 0, lambda: False)
+    (record,) = caplog.records
+    assert "the files of m are not checked" in record.message and why in record.message
+    assert not _still_running()
+
+
+def test_a_cancelled_check_is_ended_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        FileChecker(SLEEPS).check(SPEC, [], 0, lambda: True)
+    assert not caplog.records
+    assert not _still_running()
+
+
+def test_a_load_without_files_starts_no_process(caplog: pytest.LogCaptureFixture) -> None:
+    spec = LoadSpec(job_id="j", model="m", source="huggingface:a/b")
+    with caplog.at_level(logging.WARNING):
+        FileChecker(("/no/such/program",)).check(spec, [], 0, lambda: False)
+        assert not caplog.records
+        FileChecker(("/no/such/program",)).check(spec, [Path("/m.gguf")], 0, lambda: False)
+    assert caplog.records
+
+
+def _still_running() -> list[psutil.Process]:
+    return [one for one in psutil.Process().children() if "3600" in " ".join(one.cmdline())]
