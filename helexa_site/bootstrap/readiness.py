@@ -36,8 +36,8 @@ QUESTION = "What is the capital of France?"
 NOT_YET = (OSError, ValueError, KeyError)
 """What an endpoint that is not there yet may make of a request."""
 HOSTS_JOIN_S = 20.0
-"""How long the default model's host may be away before the start goes on without it."""
-WAITS_FOR_A_HOST = ("model_recovering", "no_neuron")
+"""How long the default model may be without a host before the start goes on without it."""
+WAITS_FOR_A_HOST = ("model_recovering", "no_neuron", "cuda_unavailable")
 
 EnsureWanted = Callable[[], None]
 """Raises when nobody waits for it any more."""
@@ -61,7 +61,8 @@ def wait_for_gateway(
 
 def wait_for_answer(url: str, entry: CatalogueEntry, ensure_wanted: EnsureWanted) -> None:
     """Return once the default model answers a question, or is known to have to wait for a host that
-    is away or not upgraded yet; show how its load goes meanwhile. ``entry`` is the model's.
+    is away, not upgraded yet or without its cards; show how its load goes meanwhile. ``entry`` is
+    the model's.
 
     A load that fails is said; the wait goes on, because the operator can mend and retry it.
     """
@@ -80,8 +81,8 @@ def wait_for_answer(url: str, entry: CatalogueEntry, ensure_wanted: EnsureWanted
 
 
 class HostAbsence:
-    """Whether a model waits for a host that is away or not upgraded yet, and for how long it has.
-    Hosts join again a few seconds after this machine's Redis has started."""
+    """Whether a model waits for a host that is away, not upgraded yet or without its cards, and for
+    how long it has. Hosts join again a few seconds after this machine's Redis has started."""
 
     def __init__(self, entry: CatalogueEntry) -> None:
         self._entry = entry

@@ -150,6 +150,21 @@ def test_a_host_that_is_not_upgraded_does_not_hold_up_the_start(
     assert "invited" in shown, shown
 
 
+def test_a_host_whose_cards_cannot_be_used_does_not_hold_up_the_start(
+    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
+    monkeypatch.setattr(readiness, "HOSTS_JOIN_S", 0.2)
+    services.neuron_expect(actor=COMMAND, neuron_name="broken")
+    beat = ordered(heartbeat("broken"))
+    host = msgspec.structs.replace(beat.host, cuda_unavailable="reboot")
+    broken = msgspec.structs.replace(beat, host=host)
+    redis_db.set(heartbeat_key("broken"), encode_heartbeat(broken))
+    entry = services.default_model_ensure(actor=COMMAND).entry()
+    readiness.wait_for_answer("http://127.0.0.1:1", entry, never_again(100))
+    assert "The cards of broken cannot be used: reboot" in capsys.readouterr().out
+
+
 def never_again(num_times: int) -> EnsureWanted:
     """Ends a wait that lasts longer than so many polls."""
     left = iter(range(num_times))
