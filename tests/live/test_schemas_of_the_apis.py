@@ -32,6 +32,8 @@ WAITING = r"(models/load|models/unload|events)$"
 """What waits for a neuron, of which there is none, and streams that do not end meanwhile."""
 TIMEOUT_S = 1000
 NUM_EXAMPLES = 10
+NUM_REFUSED_EXAMPLES = 3
+"""With a key that most operations refuse before they look at anything."""
 NUM_GATEWAY_EXAMPLES = 25
 DOWNLOADING = "/api/pull$"
 """What reaches for the network."""
@@ -58,21 +60,21 @@ def _key(server: PagesServer, name: str, scopes: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("document", "scopes"),
+    ("scopes", "phases", "num_examples"),
     [
-        ("/api/schema?format=json", "fleet:read,fleet:write,usage:read"),
-        ("/api/schema?format=json", "fleet:read,inference"),
+        ("fleet:read,fleet:write,usage:read", "examples,coverage,fuzzing", NUM_EXAMPLES),
+        ("fleet:read,inference", "examples,fuzzing", NUM_REFUSED_EXAMPLES),
     ],
 )
 def test_answers_are_as_documented(
-    server: PagesServer, tmp_path: Path, document: str, scopes: str
+    server: PagesServer, tmp_path: Path, scopes: str, phases: str, num_examples: int
 ) -> None:
     key = _key(server, re.sub(r"\W", "-", scopes), scopes)
     _run(
-        server.url + document,
+        f"{server.url}/api/schema?format=json",
         tmp_path,
         *("--header", f"Authorization: Bearer {key}"),
-        *("--phases", "examples,coverage,fuzzing", "--max-examples", str(NUM_EXAMPLES)),
+        *("--phases", phases, "--max-examples", str(num_examples)),
         *("--exclude-path-regex", WAITING),
     )
 
