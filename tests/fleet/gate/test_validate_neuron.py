@@ -22,7 +22,9 @@ elif sys.argv[1] == "models":
     with (folder / "jobs").open("a") as file:
         file.write(" ".join(sys.argv[2:6]) + "\\n")
     if sys.argv[2] == "show":
-        print(json.dumps({"name": "qwen", "quantization": "q4", "tensor_parallel": 2, "file": ""}))
+        entry = {"name": "qwen", "quantization": "q4", "tensor_parallel": 2}
+        entry |= {"file": "", "pinned": False}
+        print(json.dumps(entry | json.loads((folder / "entry.json").read_text())))
 else:
     (folder / "gated").write_text("\\n".join(sys.argv[1:]))
     sys.exit(int((folder / "code").read_text()))
@@ -31,8 +33,13 @@ FIT = {"name": "beast", "status": "online", "problems": []}
 
 
 def validated(
-    folder: Path, *neurons: dict[str, Any], code: int = 0, model: tuple[str, ...] = ()
+    folder: Path,
+    *neurons: dict[str, Any],
+    code: int = 0,
+    model: tuple[str, ...] = (),
+    entry: dict[str, Any] | None = None,
 ) -> tuple[int, str]:
+    (folder / "entry.json").write_text(json.dumps(entry or {}))
     (folder / "manage.py").write_text(FAKE_MANAGE)
     (folder / "neurons.json").write_text(json.dumps(neurons))
     (folder / "code").write_text(str(code))
@@ -69,6 +76,20 @@ def test_a_model_is_loaded_asked_and_unloaded(gate_code: int, quant: str, tmp_pa
         "unload qwen --neuron beast",
     ]
     assert "--model\nqwen" in (tmp_path / "gated").read_text()
+
+
+def test_a_pinned_model_stays_loaded(tmp_path: Path) -> None:
+    """Its unload would be refused."""
+    code, told = validated(tmp_path, FIT, model=("qwen",), entry={"pinned": True})
+    assert (code, told) == (0, "qwen is pinned: it stays loaded\n")
+    assert "unload" not in (tmp_path / "jobs").read_text()
+
+
+def test_a_quant_may_be_named_as_in_the_name_of_a_file(tmp_path: Path) -> None:
+    entry = {"quantization": "auto", "file": "Qwen3-8B.Q4_1.gguf"}
+    assert validated(tmp_path, FIT, model=("qwen", "q4_1", "2"), entry=entry) == (0, "")
+    code, told = validated(tmp_path, FIT, model=("qwen", "q4", "2"), entry=entry)
+    assert code == 1 and "has quantization auto, not q4" in told
 
 
 def test_a_model_of_another_quant_or_size_is_not_loaded(tmp_path: Path) -> None:
