@@ -22,14 +22,19 @@ UNCHANGED_RETRY_AFTER_S = 60.0
 
 
 def never_loads(entry: CatalogueEntry, failed: ReplicaView) -> Reject:
-    """A permanent failure: nothing is retried until the operator changes something, so there is no
-    Retry-After."""
+    """A permanent failure: nothing is retried until its files or its entry change, or the hub
+    answers for it, so there is no Retry-After."""
     failure = failed.failure
     assert failure is not None, "a failure without a report is not permanent"
+    again = (
+        "tried again once the hub answers for it, its catalogue entry changes,"
+        if failure.code == "repo_fetch_failed"
+        else "not tried again until its files or its catalogue entry change,"
+    )
     return Reject(
         code=failure.code,
         message=f"{failed.model} cannot be loaded: {failure.message} (on {failed.neuron}). It is "
-        "not tried again until its files or its catalogue entry change, or an operator loads it",
+        f"{again} or an operator loads it",
         retry_after_s=None,
         model_id=_model_id(entry),
         suggestion=failure.suggestion,

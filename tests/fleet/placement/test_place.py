@@ -312,6 +312,20 @@ def test_a_failure_is_not_tried_again_before_something_has_changed() -> None:
     assert isinstance(decide(neuron("a", replace(failed, is_unchanged=False))), Load)
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("bad_file", "It is not tried again until its files or its catalogue entry change, or"),
+        ("repo_fetch_failed", "It is tried again once the hub answers for it, its catalogue"),
+    ],
+)
+def test_a_permanent_failure_names_what_it_waits_for(code: str, words: str) -> None:
+    failure = LoadFailure(code=code, message="why")
+    decision = decide(neuron("a", replica("a", FAILED, failure=failure)))
+    assert isinstance(decision, Reject) and decision.retry_after_s is None
+    assert decision.code == code and words in decision.message
+
+
 def test_an_aged_failure_does_not_hide_that_memory_is_short() -> None:
     aged = replica("a", FAILED, status_age_s=999.0)
     decision = decide(neuron("a", aged, free_gib=1), entry=MEASURED)
