@@ -8,9 +8,10 @@ from fleet.catalogue.rules import (
     check_source,
 )
 from fleet.catalogue.setting import Section, Setting
-from fleet.catalogue.settings import SETTINGS, CatalogueSettings, SettingValue
+from fleet.catalogue.settings import DEFAULTS, SETTINGS, CatalogueSettings, SettingValue
 
 __all__ = [
+    "DEFAULTS",
     "SETTINGS",
     "CatalogueEntry",
     "CatalogueSettings",

@@ -13,7 +13,7 @@ the same name in ``inference.protocol.load.LoadSpec``. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Literal, get_args
 
 from fleet.catalogue.kinds import MAX_BYTES, Count, Flag, Money, NeuronNames, Number, Text, Word
@@ -536,3 +536,9 @@ SETTINGS: dict[str, Setting] = {
     described.name: described.metadata["setting"] for described in fields(CatalogueSettings)
 }
 """Every setting by its name, in the order of the table."""
+DEFAULTS: dict[str, SettingValue] = {
+    described.name: described.default
+    for described in fields(CatalogueSettings)
+    if described.default is not MISSING
+}
+"""Of every setting that has one, by its name."""

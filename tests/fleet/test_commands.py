@@ -16,6 +16,7 @@ from django.test import Client
 
 from fleet import services
 from fleet.api.catalogue import CatalogueView
+from fleet.catalogue import DEFAULTS, SETTINGS
 from fleet.live.snapshot import FleetSnapshot
 from fleet.management.backend import refusal_of, refusal_text
 from fleet.management.following import follow
@@ -110,6 +111,20 @@ def test_a_model_from_add_to_remove(told: Told, beat, build, sent) -> None:
     assert not CatalogueModel.objects.exists()
     actors = {str(actor).partition(":")[0] for (actor,) in AuditEntry.objects.values_list("actor")}
     assert actors <= {"command", "key"}
+
+
+def test_an_empty_value_leaves_a_setting_open_or_sets_its_default() -> None:
+    call_command(
+        "models", "add", "tiny", "pypi:tiny", "--set", "device=cpu", "--set", "min_replicas=1"
+    )
+    call_command("models", "change", "tiny", "--set", "enabled=false", "--set", "max_prefill_s=60")
+    empty = [f"--set={name}=" for name in SETTINGS if name != "source"]
+    call_command("models", "change", "tiny", *empty)
+    settings = CatalogueModel.objects.get().settings()
+    unset = {name: getattr(settings, name) for name in DEFAULTS}
+    assert unset == DEFAULTS | {"max_prefill_s": None}
+    with pytest.raises(CommandError, match="This is needed"):
+        call_command("models", "change", "tiny", "--set", "source=")
 
 
 def test_an_alias_from_first_to_last(told: Told, model) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from fleet.catalogue import SETTINGS
+from fleet.catalogue import DEFAULTS, SETTINGS
 from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Number
 from fleet.management.model_commands.hub import SCHEME, chosen_of_repository, whole_source
 from fleet.management.subcommands import Run
@@ -72,11 +72,13 @@ class Add:
 
 
 def setting_of(words: str) -> tuple[str, Any]:
-    """Reads ``SETTING=VALUE``: the setting's name, and its value by its kind. Raises
-    ``CommandError``."""
+    """Reads ``SETTING=VALUE``: the setting's name, and its value by its kind. An empty value leaves
+    the setting open, or is its default where it cannot be open. Raises ``CommandError``."""
     name, equals, text = words.partition("=")
     if not equals or name not in SETTINGS:
         raise CommandError(f"{words!r} is not SETTING=VALUE with one of {', '.join(SETTINGS)}")
+    if not text:
+        return name, None if _may_be_open(name) else DEFAULTS.get(name)
     match SETTINGS[name].kind:
         case Flag():
             if text not in ("true", "false"):
@@ -84,15 +86,19 @@ def setting_of(words: str) -> tuple[str, Any]:
             return name, text == "true"
         case Count() | Money():
             try:
-                return name, int(text) if text else None
+                return name, int(text)
             except ValueError:
                 raise CommandError(f"{name} is a whole number, and {text!r} is none") from None
         case Number():
             try:
-                return name, float(text) if text else None
+                return name, float(text)
             except ValueError:
                 raise CommandError(f"{name} is a number, and {text!r} is none") from None
         case NeuronNames():
             return name, text.replace(",", " ").split()
         case _:
-            return name, text or None
+            return name, text
+
+
+def _may_be_open(name: str) -> bool:
+    return SETTINGS[name].kind.problem(None) is None

@@ -21,7 +21,8 @@ class Change:
             action="append",
             required=True,
             metavar="SETTING=VALUE",
-            help=f"an empty value unsets it; any of {', '.join(SETTINGS)}",
+            help="an empty value leaves it open, or sets its default where it cannot be open; any "
+            f"of {', '.join(SETTINGS)}",
         )
 
     def run(self, run: Run) -> None:
