@@ -38,6 +38,7 @@ WITHOUT_AN_ACTOR = {
     "fleet.services.heartbeats.report_record": "a neuron's report",
     "fleet.services.heartbeats.problem_record": "a neuron's report, or its caller is audited",
     "fleet.services.cut_off.oversized_neurons_cut_off": "audited as the control's",
+    "fleet.services.cut_off.flooding_neurons_cut_off": "audited as the control's",
     "fleet.services.neurons.desired_state_of_first_sight": "a neuron's report, by the policy",
     "fleet.services.invitations.invitation_check": "checks, writes nothing",
     "fleet.services.invitations.redis_users_apply": "writes to Redis what is in the database",
