@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("fleet", "helexa_site", "inference", "metering")
 
 Files = dict[str, list[str]]
-"""By file, its functions in the order of their first calls; the files in the order of theirs."""
+"""Maps each file to its functions, both in the order of their first calls."""
 
 
 class Recorder:

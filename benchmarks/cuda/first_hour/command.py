@@ -137,7 +137,7 @@ def _shapes_problem(shapes: Sequence[str]) -> str | None:
 
 
 def _commit() -> str:
-    """Of this checkout; empty where it is none."""
+    """Returns this checkout's commit; an empty string outside a checkout."""
     words = ["git", "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(words, cwd=REPOSITORY_DIR, capture_output=True, text=True)

@@ -13,7 +13,7 @@ def print_facts(**facts: object) -> None:
 
 
 def read_facts(output: str) -> Mapping[str, object]:
-    """Those of the last line that has any; none where there is no such line."""
+    """Returns the facts of the last line that has any; none without such a line."""
     for line in reversed(output.splitlines()):
         if line.startswith(MARK):
             facts: Mapping[str, object] = json.loads(line.removeprefix(MARK))

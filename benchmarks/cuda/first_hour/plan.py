@@ -24,7 +24,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "exactness": (f"{CUDA_TESTS}/test_exactness.py", "tests/inference/models/test_graphed.py"),
     "products": (f"{CUDA_TESTS}/test_packed.py", "tests/inference/models/layers/test_linear.py"),
 }
-"""Those marked ``gpu``: captured steps and what a row's numbers depend on, then packed products."""
+"""Files of tests marked ``gpu``: captured steps and rows' numbers first, then packed products."""
 KERNEL_TESTS: Mapping[str, tuple[str, ...]] = {
     "attention": (f"{CUDA_TESTS}/test_attention.py", f"{CUDA_TESTS}/test_rotation.py"),
     "experts": (f"{CUDA_TESTS}/test_expert_products.py", f"{CUDA_TESTS}/test_packed_mixture.py"),
@@ -34,7 +34,7 @@ KERNEL_TESTS: Mapping[str, tuple[str, ...]] = {
         f"{CUDA_TESTS}/test_drawing.py",
     ),
 }
-"""Those that Triton interprets elsewhere and a card runs compiled."""
+"""Files of tests whose kernels Triton interprets elsewhere and a card runs compiled."""
 MICRO_BENCHMARKS = ("attention", "step", "drawer")
 
 
@@ -53,7 +53,7 @@ class Part:
 class Setup:
     device: str
     shapes: Sequence[str]
-    """Those of ``scripts/bench --cuda``."""
+    """The shapes that ``scripts/bench --cuda`` measures."""
     models: Sequence[Chosen]
     data_dir: Path
     num_threads: int

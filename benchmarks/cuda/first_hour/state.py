@@ -30,7 +30,7 @@ class Result:
     log: str
     """The log's name in the folder, without its ending."""
     commit: str = ""
-    """Of the checkout that ran it."""
+    """The commit of the checkout that ran it."""
 
 
 class State:
@@ -74,7 +74,7 @@ def open_parts(
     only: Collection[str],
     again: Collection[str],
 ) -> list[Part]:
-    """Those to run now: without a result or named in ``again``. ``only``: no others; empty: all."""
+    """Returns the parts to run: without a result, or named in ``again``; with ``only``, of those."""
     return [
         part
         for part in parts
