@@ -58,7 +58,6 @@ BLOCK = re.compile(
     r"^### (?P<words>[^\n]+)\n\n<!-- not run: a listing -->\n```text\n(?P<text>.*?)```$",
     re.MULTILINE | re.DOTALL,
 )
-
 OTHER_WORDS = re.compile(r"^  also: (?P<words>.+)$", re.MULTILINE)
 
 
@@ -105,8 +104,7 @@ def _subcommands(name: str, blocks: dict[str, str]) -> set[str]:
         command, *rest = words.split()
         if command == name and rest:
             found.add(rest[0])
-            if len(rest) == 1 and (other := OTHER_WORDS.search(text)):
-                found.update(other["words"].split(", "))
+            found.update(word for _, word in _other_names(words, text))
     return found
 
 
