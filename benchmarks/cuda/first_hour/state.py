@@ -74,7 +74,7 @@ def open_parts(
     only: Collection[str],
     again: Collection[str],
 ) -> list[Part]:
-    """Returns the parts to run: without a result or named in ``again``, within ``only`` if given."""
+    """Returns the parts to run: those without a result or in ``again``; of ``only``, if any."""
     return [
         part
         for part in parts
