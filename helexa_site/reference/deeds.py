@@ -390,7 +390,6 @@ DEEDS = (
 NOT_DONE_BY_OPERATORS = {
     "catalogue.default_model_ensure": "the command ensure_default_model, of the packages",
     "catalogue.default_model_offer": "each start of serve",
-    "cut_off.flooding_neurons_cut_off": "the control, of hosts that fill Redis",
     "cut_off.neuron_cut_off": "the gateway and the control, of a host that floods",
     "invitations.share_record": "serve --share",
     "job_starts.job_create": "a part of every start of a job",
