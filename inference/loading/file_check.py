@@ -5,8 +5,7 @@ does first, and reports what the load would refuse.
     stdout: one ``FileCheckResult``
 
 A process of its own, so that it can be bounded in time and files that break it break nothing else.
-Reads no weights, changes nothing on the disk and asks no network. torch is imported only for an
-architecture of which transformers' own module decides.
+Reads no weights, changes nothing on the disk and asks no network.
 """
 
 from __future__ import annotations
@@ -14,15 +13,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from inference.loading.order_child import read_order, send
 from inference.loading.sources.files import ModelFiles, gguf_variants
 from inference.loading.sources.sources import fetch_files, parse_source
-from inference.protocol.load import LoadFailure, LoadSpec
+from inference.protocol.load import LoadFailure, LoadSpec, draft_spec
 from inference.protocol.load_errors import LoadError
+
+if TYPE_CHECKING:
+    from inference.models.config import ModelConfig
 
 
 class FileCheckOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,55 +52,63 @@ def main() -> NoReturn:
 
 def check(order: FileCheckOrder) -> FileCheckResult:
     try:
-        check_files(_model_files(order))
+        _check_files(order)
     except LoadError as error:
         return FileCheckResult(failure=error.failure)
     return FileCheckResult(failure=None)
 
 
-def check_files(files: ModelFiles) -> None:
+def _check_files(order: FileCheckOrder) -> None:
     """Raises ``LoadError``: that of the load."""
-    if files.is_gguf:
-        _check_gguf(files)
-    else:
-        _check_safetensors(files)
-
-
-def _check_gguf(files: ModelFiles) -> None:
     # The neuron imports this module for its messages: readers are imported where they are used.
-    from inference.loading.gguf.config import read_gguf_config
-    from inference.loading.gguf.header import read_headers
-    from inference.loading.gguf.vocabulary import check_vocabulary
+    from inference.loading.draft_check import check_draft_config, takes_draft_model
 
-    header = read_headers(files.weights)
-    read_gguf_config(header)
-    if not (files.directory / "tokenizer.json").is_file():
-        check_vocabulary(header)
-
-
-def _check_safetensors(files: ModelFiles) -> None:
-    from inference.loading.embedding.embedding_config import check_directory_config
-    from inference.loading.safetensors.header import open_checked
-
-    check_directory_config(files.directory)
-    for path in files.weights:
-        open_checked(path, framework="numpy")
+    spec, paths = order.spec, [Path(path) for path in order.weights]
+    own = _model_files(spec, paths, order.free_memory_bytes)
+    config = _checked_config(own, spec)
+    drafting = draft_spec(spec)
+    if drafting is None or config is None or not takes_draft_model(config):
+        return
+    others = [path for path in paths if path not in own.weights]
+    if others or _is_local(drafting):
+        draft = _model_files(drafting, others, order.free_memory_bytes)
+        draft_config = _checked_config(draft, drafting)
+        if draft_config is not None:
+            check_draft_config(draft_config, drafting.source)
 
 
-def _model_files(order: FileCheckOrder) -> ModelFiles:
-    """The files of the model itself: whether a draft model is used, only the load decides. Raises
-    ``LoadError``."""
-    if parse_source(order.spec.source).scheme == "path":
+def _checked_config(files: ModelFiles, spec: LoadSpec) -> ModelConfig | None:
+    """``None``: a model that makes embeddings. Raises ``LoadError``."""
+    from inference.loading.described import describe_model
+    from inference.loading.embedding.embedding_config import read_embedding_config
+    from inference.loading.embedding.embedding_loader import check_embedding_tensors
+
+    if not files.is_gguf and (embedding := read_embedding_config(files.directory)) is not None:
+        check_embedding_tensors(files, embedding)
+        return None
+    device_type = spec.devices[0].partition(":")[0] if spec.devices else "cpu"
+    described = describe_model(files, device_type)
+    described.files.close()
+    return described.config
+
+
+def _is_local(spec: LoadSpec) -> bool:
+    return parse_source(spec.source).scheme == "path"
+
+
+def _model_files(spec: LoadSpec, paths: Sequence[Path], free_memory_bytes: int) -> ModelFiles:
+    """``paths``: downloaded weights, the model's own first. Raises ``LoadError``."""
+    if _is_local(spec):
         # A hash would read the weights.
-        spec = msgspec.structs.replace(order.spec, sha256=None)
-        return fetch_files(spec, Path(), order.free_memory_bytes, lambda _: None)
-    return _own_files([Path(path) for path in order.weights])
+        spec = msgspec.structs.replace(spec, sha256=None)
+        return fetch_files(spec, Path(), free_memory_bytes, lambda _: None)
+    return _first_model(paths)
 
 
-def _own_files(weights: Sequence[Path]) -> ModelFiles:
-    """The first model's of ``weights``. Several models may lie in one directory as GGUF."""
-    first = weights[0]
-    beside = {path.name: path for path in weights if path.parent == first.parent}
+def _first_model(paths: Sequence[Path]) -> ModelFiles:
+    """Several models may lie in one directory as GGUF."""
+    first = paths[0]
+    beside = {path.name: path for path in paths if path.parent == first.parent}
     if first.suffix == ".gguf":
         variants = gguf_variants(dict.fromkeys(beside, 0))
         names = next(one.names for one in variants if first.name in one.names)

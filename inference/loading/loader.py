@@ -9,17 +9,12 @@ Nothing is allocated for weights before the model is known to be complete and to
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from inference.loading.config.checked_config import check_tower
-from inference.loading.config.checked_shapes import check_module_tensors, check_tensors
-from inference.loading.config.hub_config import read_directory_config
-from inference.loading.config.learnt_config import learnt_config
-from inference.loading.config.malformed import refuses_malformed
+from inference.loading.described import DescribedModel, describe_model
 from inference.loading.devices import (
     choose_device,
     choose_dtype,
@@ -31,12 +26,7 @@ from inference.loading.devices import (
 from inference.loading.embedding.embedding_config import read_embedding_config
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.loading.embedding.embedding_loader import open_embedding_model
-from inference.loading.gguf.config import read_gguf_config
-from inference.loading.gguf.header import read_headers
-from inference.loading.gguf.tensors import GGUFTensorFiles
 from inference.loading.gguf.tokenizer_files import tokenizer_directory
-from inference.loading.gguf.vocabulary import check_vocabulary
-from inference.loading.image_processor import with_bounded_pixels
 from inference.loading.kv_choice import planned_kv_format
 from inference.loading.preflight import (
     CARD_BYTES_PER_WEIGHT,
@@ -47,13 +37,11 @@ from inference.loading.preflight import (
     memory_need,
 )
 from inference.loading.progress import OnProgress
-from inference.loading.safetensors.model import open_safetensors
 from inference.loading.safetensors.packed_files import FP8 as FP8_CODES
 from inference.loading.sources.files import ModelFiles
 from inference.loading.sources.sources import fetch_files, fetch_tokenizer
 from inference.loading.tokenizers.directory_tokenizer import directory_tokenizer
 from inference.loading.triton_needs import triton_problem
-from inference.loading.weights.expert_files import by_expert
 from inference.loading.weights.opened_weights import OpenedWeights
 from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization
 from inference.loading.weights.rank_files import RankFiles, rank_shares
@@ -111,16 +99,6 @@ class OpenedModel:
         self.files.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Described:
-    """A model as its file headers describe it."""
-
-    config: ModelConfig
-    files: TensorFiles
-    tokenizer_dir: Path
-    left_out: str
-
-
 def open_model(
     spec: LoadSpec, cache_dir: Path, on_progress: OnProgress, *, rank: int = 0
 ) -> OpenedModel | OpenedEmbeddingModel:
@@ -138,8 +116,8 @@ def open_model(
     if not files.is_gguf and (embedding := read_embedding_config(files.directory)) is not None:
         return open_embedding_model(spec, files, embedding, cache_dir, device, free_bytes)
     wants_predictor = spec.speculation == "mtp" and not _is_native(spec, device)
-    described = _describe(files, cache_dir, device, on_progress, wants_predictor=wants_predictor)
-    _check_tensors(described)
+    described = describe_model(files, device.type, wants_predictor=wants_predictor)
+    tokenizer_dir = _tokenizer_dir(described, files, cache_dir, on_progress)
     dense = described.files
     described = replace(described, files=_quantized(described, spec, device))
     whole = described.files
@@ -157,7 +135,7 @@ def open_model(
         config=described.config,
         directory=files.directory,
         weights=OpenedWeights(described.files, factory, on_progress, _detail(described.files)),
-        tokenizer_dir=described.tokenizer_dir,
+        tokenizer_dir=tokenizer_dir,
         weight_bytes=sum(whole.bytes_of(name) for name in whole.names),
         num_parameters=sum(math.prod(whole.shape_of(name)) for name in whole.names),
         cache_dir=cache_dir,
@@ -175,19 +153,7 @@ def open_model(
     )
 
 
-def _check_tensors(described: _Described) -> None:
-    """Raises ``BadFileError``, ``MissingTensorError``."""
-    config = check_tower(described.config)
-    check_tensors(config, described.files)
-    if family_of(config).uses_transformers:
-        from inference.models.transformers_backend.hub_module import (
-            declared_shapes,  # imports transformers
-        )
-
-        check_module_tensors(declared_shapes(config), described.files)
-
-
-def _quantized(described: _Described, spec: LoadSpec, device: torch.device) -> TensorFiles:
+def _quantized(described: DescribedModel, spec: LoadSpec, device: torch.device) -> TensorFiles:
     """The same files where nothing changes. Raises ``BadSourceError``."""
     files, config = described.files, described.config
     wanted = check_quantization(files, config, spec, device)
@@ -200,43 +166,21 @@ def _detail(files: TensorFiles) -> str:
     return f"quantising to {files.wanted}" if isinstance(files, QuantizedFiles) else ""
 
 
-def _describe(
-    files: ModelFiles,
-    cache_dir: Path,
-    device: torch.device,
-    on_progress: OnProgress,
-    *,
-    wants_predictor: bool,
-) -> _Described:
-    """The architecture is checked before anything else about the model."""
-    if not files.is_gguf:
-        config = read_directory_config(files.directory)
-        config = with_bounded_pixels(config, device.type, os.environ)
-        tokenizer_dir = directory_tokenizer(files.directory, cache_dir)
-        config = learnt_config(config)
-        with refuses_malformed("a header of the safetensors files"):
-            model = open_safetensors(files, config, wants_predictor=wants_predictor)
-        return _Described(model.config, model.tensors, tokenizer_dir, model.left_out)
-    header = read_headers(files.weights)
-    config = read_gguf_config(header)
-    if (files.directory / "tokenizer.json").is_file():
-        tokenizer_dir = files.directory
-    else:
-        check_vocabulary(header)
-        tokenizer_dir = tokenizer_directory(
-            header, cache_dir, lambda repo: fetch_tokenizer(repo, cache_dir, on_progress)
+def _tokenizer_dir(
+    described: DescribedModel, files: ModelFiles, cache_dir: Path, on_progress: OnProgress
+) -> Path:
+    """Where the tokenizer's files lie. Raises ``LoadError``."""
+    if described.gguf_header is not None:
+        return tokenizer_directory(
+            described.gguf_header,
+            cache_dir,
+            lambda repo: fetch_tokenizer(repo, cache_dir, on_progress),
         )
-    if family_of(config).uses_transformers:
-        from inference.loading.gguf.module import DequantisedTensors  # imports transformers
-
-        return _Described(config, DequantisedTensors(header, config), tokenizer_dir, "")
-    with refuses_malformed(f"the header of {header.path.name}"):
-        tensors = GGUFTensorFiles(header, config)
-        return _Described(config, by_expert(tensors), tokenizer_dir, tensors.left_out)
+    return files.directory if files.is_gguf else directory_tokenizer(files.directory, cache_dir)
 
 
 def _memory_need(
-    spec: LoadSpec, described: _Described, device: torch.device, share: tuple[RankShare, ...]
+    spec: LoadSpec, described: DescribedModel, device: torch.device, share: tuple[RankShare, ...]
 ) -> MemoryNeed:
     """``share``: of the rank, where there are several."""
     files, earlier = described.files, earlier_loads_on(spec, device)
@@ -270,7 +214,7 @@ def _memory_need(
     )
 
 
-def _quantized_tables(described: _Described, device: torch.device) -> list[str]:
+def _quantized_tables(described: DescribedModel, device: torch.device) -> list[str]:
     """Tables of tokens whose rows a card looks up in codes. Where the output head is tied to
     one, the head is packed beside it."""
     files = described.files
@@ -284,13 +228,13 @@ def _quantized_tables(described: _Described, device: torch.device) -> list[str]:
     ]
 
 
-def _has_packed_kernels(spec: LoadSpec, described: _Described, device: torch.device) -> bool:
+def _has_packed_kernels(spec: LoadSpec, described: DescribedModel, device: torch.device) -> bool:
     """As far as is known before one is tried."""
     is_exact = spec.dtype == "float32" or family_of(described.config).uses_transformers
     return device.type == "cuda" and not is_exact and triton_problem() is None
 
 
-def _kept_format(described: _Described, name: str, device: torch.device) -> str:
+def _kept_format(described: DescribedModel, name: str, device: torch.device) -> str:
     """Transformers' own modules take dense weights alone, and so does a card of experts whose
     formats it does not keep."""
     is_expert = device.type != "cpu" and EXPERTS in name
@@ -299,7 +243,9 @@ def _kept_format(described: _Described, name: str, device: torch.device) -> str:
     return described.files.format_of(name)
 
 
-def _packed_experts(spec: LoadSpec, described: _Described, device: torch.device) -> dict[str, str]:
+def _packed_experts(
+    spec: LoadSpec, described: DescribedModel, device: torch.device
+) -> dict[str, str]:
     """The formats of experts that stay packed on a card, by name."""
     files = described.files
     is_packed = spec.dtype != "float32" and not family_of(described.config).uses_transformers

@@ -9,6 +9,7 @@ import msgspec
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.speculation import drafts_problem
+from inference.loading.draft_check import check_draft_config
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
@@ -16,7 +17,6 @@ from inference.loading.progress import OnProgress
 from inference.loading.tokenizers.shared_vocabulary import check_shared_vocabulary
 from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import kv_bytes_per_block
-from inference.models.cache.layout import cache_layout
 from inference.models.registry import build_fastest_model
 from inference.protocol.load import LoadSpec, draft_spec
 from inference.protocol.load_errors import BadSourceError
@@ -54,11 +54,7 @@ def open_draft_model(
     if isinstance(opened, OpenedEmbeddingModel):
         raise BadSourceError(f"the draft model {drafting.source} makes embeddings, not texts")
     try:
-        if cache_layout(opened.config).has_states:
-            raise BadSourceError(
-                f"the draft model {drafting.source} has recurrent layers, whose state cannot be "
-                "taken back; choose one whose layers are all attention"
-            )
+        check_draft_config(opened.config, drafting.source)
         check_shared_vocabulary(answering.tokenizer_dir, opened.tokenizer_dir, drafting.source)
     except Exception:
         opened.close()

@@ -8,13 +8,14 @@ from inference.engine.speculation.speculator import (
     LookupSpeculator,
     Speculator,
 )
+from inference.loading.draft_check import takes_draft_model
 from inference.models.config import ModelConfig
 from inference.protocol.load import LoadSpec
 
 
 def drafts_problem(spec: LoadSpec, config: ModelConfig) -> str:
     """Why a model of this config has no drafts, though they were asked for; empty: it has."""
-    if spec.speculation == "draft_model" and config.widest_window is not None:
+    if spec.speculation == "draft_model" and not takes_draft_model(config):
         return "blocks that this model's sliding window has passed are not there to be drafted from"
     if spec.speculation == "mtp" and not config.has_predictor:
         return (

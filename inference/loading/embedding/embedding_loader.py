@@ -40,7 +40,7 @@ def open_embedding_model(
         )
     dtype = choose_dtype(spec, device)
     num_parameters = count_parameters(files.weights)
-    _check_shapes(files, config)
+    check_embedding_tensors(files, config)
     limit = min(config.max_input_tokens, spec.max_context_tokens or config.max_input_tokens)
     tokenizer_dir = directory_tokenizer(files.directory, cache_dir)
     separator = separator_of_pairs(tokenizer_dir) if config.activation is not None else None
@@ -57,8 +57,8 @@ def open_embedding_model(
     return opened
 
 
-def _check_shapes(files: ModelFiles, config: EmbeddingConfig) -> None:
-    """Raises ``BadFileError``."""
+def check_embedding_tensors(files: ModelFiles, config: EmbeddingConfig) -> None:
+    """Reads headers only. Raises ``BadFileError``."""
     try:
         declared, prefix = declared_shapes(files.directory, config)
     except UnsupportedModuleError as error:

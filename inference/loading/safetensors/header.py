@@ -19,12 +19,12 @@ MOST_HEADER_BYTES = 100_000_000
 """The library refuses longer ones."""
 
 
-def open_checked(path: Path, *, framework: str) -> Any:
-    """The library's handle, whose tensors are ``framework``'s (``pt``, ``numpy``). Reads the header
-    alone. Raises ``BadFileError``."""
+def open_checked(path: Path) -> Any:
+    """The library's handle, whose tensors are torch's. Reads the header alone. Raises
+    ``BadFileError``."""
     check_names_once(path)
     try:
-        return safetensors.safe_open(path, framework=framework)
+        return safetensors.safe_open(path, framework="pt")
     except (safetensors.SafetensorError, OSError) as error:
         raise BadFileError(f"{path} is not a readable safetensors file: {error}") from None
 

@@ -40,7 +40,7 @@ class SafetensorsFiles:
 
     def _open(self, path: Path) -> None:
         """Raises ``BadFileError``."""
-        file = open_checked(path, framework="pt")
+        file = open_checked(path)
         for name in file.keys():  # noqa: SIM118 -- the handle is not iterable
             if name in self._files:
                 raise BadFileError(f"{path.name} and another of the files both hold {name}")

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-import msgspec
-
 from inference.loading.progress import OnProgress
 from inference.loading.sources.cached import cached_directory, delete_cached
 from inference.loading.sources.fetch import (
@@ -25,7 +23,7 @@ from inference.loading.sources.fetch import (
 )
 from inference.loading.sources.sources import fetch_files, is_on_disk
 from inference.neuron.errors import LoadRefusedError
-from inference.neuron.loads.order_process import order_process
+from inference.neuron.loads.order_process import messages_of, order_process
 from inference.neuron.loads.watch import LoadWatch
 from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage, draft_spec
 from inference.protocol.load_errors import LoadError
@@ -91,12 +89,7 @@ class Fetcher:
         with order_process(
             COMMAND, order, lambda: is_cancelled() or self._has_stalled(watch, stalls)
         ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                try:
-                    message = decode_message(line)
-                except msgspec.DecodeError:
-                    continue  # a library that prints
+            for message in messages_of(process, decode_message):
                 if isinstance(message, Fetching):
                     watch.progressed(message.progress)
                     report(message.progress)

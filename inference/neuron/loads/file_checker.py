@@ -12,11 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from inference.loading.file_check import FileCheckOrder, FileCheckResult, decode_result
 from inference.neuron.errors import LoadRefusedError
-from inference.neuron.loads.order_process import order_process
+from inference.neuron.loads.order_process import messages_of, order_process
 from inference.protocol.load import LoadSpec
 
 log = logging.getLogger(__name__)
@@ -79,12 +77,8 @@ class FileChecker:
             with order_process(
                 self._command, order, lambda: is_cancelled() or is_late()
             ) as process:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    try:
-                        result = decode_result(line)
-                    except msgspec.DecodeError:
-                        continue  # a library that prints
+                for message in messages_of(process, decode_result):
+                    result = message
         except OSError as error:
             return None, f"could not be started: {error}"
         if is_late():

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +22,7 @@ import inference
 from inference.environment import Role, environment_for
 from inference.supervised_threads import SupervisedThread
 
+Message = TypeVar("Message")
 CANCEL_LOOK_S = 0.1
 
 
@@ -59,6 +61,17 @@ def order_process(
         for pipe in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
+
+
+def messages_of(
+    process: subprocess.Popen[bytes], decode: Callable[[bytes], Message]
+) -> Iterator[Message]:
+    """What it writes, until it ends. Lines that are no messages, which libraries print, are left
+    out."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        with contextlib.suppress(msgspec.DecodeError):
+            yield decode(line)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from inference.loading.file_check import FileCheckOrder, check
 from inference.loading.loader import open_model
@@ -28,11 +28,33 @@ def _cut_off(directory: Path) -> None:
     path.write_bytes(path.read_bytes()[:-64])
 
 
+def _with_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, {"format": "pt"})
+
+
+def _without_a_tensor(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["model.layers.0.mlp.down_proj.weight"]
+
+
+def _with_a_cut_tensor(tensors: dict[str, torch.Tensor]) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+    tensors[name] = tensors[name][:-1].clone()
+
+
 BREAKS: dict[str, Callable[[Path], None]] = {
     "unknown_architecture": lambda directory: _with_config(directory, model_type="lama"),
     "bad_file: a number": lambda directory: _with_config(directory, num_key_value_heads=3),
     "bad_file: no JSON": lambda directory: (directory / "config.json").write_text("{") and None,
     "bad_file: weights that end early": _cut_off,
+    "bad_file: a tensor that is not there": lambda directory: _with_tensors(
+        directory, _without_a_tensor
+    ),
+    "bad_file: a tensor of another shape": lambda directory: _with_tensors(
+        directory, _with_a_cut_tensor
+    ),
     "missing_file": lambda directory: (directory / "config.json").unlink(),
 }
 
@@ -75,14 +97,19 @@ def test_a_gguf_file_is_refused_as_by_its_load(tiny_directory: Path, tmp_path: P
     assert failure == _refused_by_load(path, tmp_path) and failure.code == "unknown_architecture"
     path.write_bytes(b"GGUF")
     assert _checked(path) == _refused_by_load(path, tmp_path)
+    weights = load_file(tiny_directory / "model.safetensors")
+    _without_a_tensor(weights)
+    lacking = save_gguf(tmp_path / "lacking.gguf", weights, "llama")
+    failure = _checked(lacking)
+    assert failure is not None and "down_proj" in failure.message
+    assert failure == _refused_by_load(lacking, tmp_path)
 
 
-def test_of_downloaded_files_the_model_s_own_are_read(tiny_directory: Path) -> None:
-    """Its draft model's, which may lie in the same directory, the load may have no use for."""
+def test_of_downloaded_files_each_model_s_own_are_read(tiny_directory: Path) -> None:
     own, draft = _gguf(tiny_directory, "own.gguf"), _gguf(tiny_directory, "draft.gguf")
     draft.write_bytes(b"GGUF")
     hub = "huggingface:a/b"
-    assert _checked(own, (own, draft), source=hub) is None
+    assert _checked(own, (own, draft), source=hub) is None, "a file that this load does not name"
     failure = _checked(own, (draft, own), source=hub)
     assert failure is not None and failure.code == "bad_file"
     safetensors = tiny_directory / "model.safetensors"
@@ -90,3 +117,19 @@ def test_of_downloaded_files_the_model_s_own_are_read(tiny_directory: Path) -> N
     _cut_off(tiny_directory)
     failure = _checked(own, (safetensors, draft), source=hub)
     assert failure is not None and failure.code == "bad_file"
+
+
+def test_a_draft_model_s_files_are_read_where_its_drafts_can_be_used(tiny_directory: Path) -> None:
+    own, draft = _gguf(tiny_directory, "own.gguf"), _gguf(tiny_directory, "draft.gguf")
+    drafting = {"speculation": "draft_model", "draft_model": "huggingface:a/drafts"}
+    hub = "huggingface:a/b"
+    assert _checked(own, (own, draft), source=hub, **drafting) is None
+    local = drafting | {"draft_model": f"path:{draft}"}
+    assert _checked(own, **local) is None
+    draft.write_bytes(b"GGUF")
+    for named in (drafting | {"source": hub}, local | {"source": hub}):
+        failure = _checked(own, (own, draft), **named)
+        assert failure is not None and failure.code == "bad_file" and "draft" in failure.message
+    _with_config(tiny_directory, model_type="mistral", sliding_window=16)
+    safetensors = tiny_directory / "model.safetensors"
+    assert _checked(own, (safetensors, draft), source=hub, **drafting) is None

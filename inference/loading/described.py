@@ -1,0 +1,94 @@
+"""A model as its configs and file headers describe it, checked to be one that can be built: its
+architecture first, then that every tensor is there, in its shape. Reads no weights."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from inference.loading.config.checked_config import check_tower
+from inference.loading.config.checked_shapes import check_module_tensors, check_tensors
+from inference.loading.config.hub_config import read_directory_config
+from inference.loading.config.learnt_config import learnt_config
+from inference.loading.config.malformed import refuses_malformed
+from inference.loading.gguf.config import read_gguf_config
+from inference.loading.gguf.header import GGUFHeader, read_headers
+from inference.loading.gguf.tensors import GGUFTensorFiles
+from inference.loading.gguf.vocabulary import check_vocabulary
+from inference.loading.image_processor import with_bounded_pixels
+from inference.loading.safetensors.model import open_safetensors
+from inference.loading.sources.files import ModelFiles
+from inference.loading.weights.expert_files import by_expert
+from inference.loading.weights.tensor_files import TensorFiles
+from inference.models.config import ModelConfig
+from inference.models.families.registry import family_of
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedModel:
+    """Its ``files`` are open until they are closed."""
+
+    config: ModelConfig
+    files: TensorFiles
+    left_out: str
+    """In words: what of the files the model does not compute with."""
+    gguf_header: GGUFHeader | None
+    """With a vocabulary that can be read, for a GGUF that has no tokenizer.json beside it."""
+
+
+def describe_model(
+    files: ModelFiles, device_type: str, *, wants_predictor: bool = False
+) -> DescribedModel:
+    """``device_type``: torch's name of it, which bounds the size of images. ``wants_predictor``:
+    also open the multi-token prediction layer, where safetensors have one. Raises
+    ``UnknownArchitectureError``, ``BadFileError``, ``MissingFileError``."""
+    described = (
+        _described_gguf(files)
+        if files.is_gguf
+        else _described_safetensors(files, device_type, wants_predictor=wants_predictor)
+    )
+    try:
+        _check_tensors(described)
+    except Exception:
+        described.files.close()
+        raise
+    return described
+
+
+def _described_safetensors(
+    files: ModelFiles, device_type: str, *, wants_predictor: bool
+) -> DescribedModel:
+    config = read_directory_config(files.directory)
+    config = learnt_config(with_bounded_pixels(config, device_type, os.environ))
+    with refuses_malformed("a header of the safetensors files"):
+        model = open_safetensors(files, config, wants_predictor=wants_predictor)
+    return DescribedModel(model.config, model.tensors, model.left_out, gguf_header=None)
+
+
+def _described_gguf(files: ModelFiles) -> DescribedModel:
+    header = read_headers(files.weights)
+    config = read_gguf_config(header)
+    has_tokenizer = (files.directory / "tokenizer.json").is_file()
+    if not has_tokenizer:
+        check_vocabulary(header)
+    vocabulary = None if has_tokenizer else header
+    if family_of(config).uses_transformers:
+        from inference.loading.gguf.module import DequantisedTensors  # imports transformers
+
+        tensors = DequantisedTensors(header, config)
+        return DescribedModel(config, tensors, "", vocabulary)
+    with refuses_malformed(f"the header of {header.path.name}"):
+        found = GGUFTensorFiles(header, config)
+        return DescribedModel(config, by_expert(found), found.left_out, vocabulary)
+
+
+def _check_tensors(described: DescribedModel) -> None:
+    """Raises ``MissingTensorError``, ``WrongShapeError``."""
+    config = check_tower(described.config)
+    check_tensors(config, described.files)
+    if family_of(config).uses_transformers:
+        from inference.models.transformers_backend.hub_module import (
+            declared_shapes,  # imports transformers
+        )
+
+        check_module_tensors(declared_shapes(config), described.files)
