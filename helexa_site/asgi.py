@@ -32,8 +32,8 @@ from metering.ledger.writer import LedgerWriter  # noqa: E402
 raise_descriptor_limit()  # where another server than ``manage.py`` started this process
 secret_key(CONFIG)  # here, rather than at the first login: it raises where there can be none
 
-# Under ASGI Django runs each request of its own in a new thread, whose connection nobody can use
-# again. The gateway's threads stay, and keep theirs.
+# Under ASGI Django runs each of its own requests in a new thread, and no later request can use that
+# thread's connection.
 request_finished.connect(lambda **_: connections.close_all(), weak=False)
 
 if not logging.getLogger().handlers:

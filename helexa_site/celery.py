@@ -85,7 +85,7 @@ class TickScheduler(Scheduler):  # type: ignore[misc]
             self._under_way[task] = self._housekeeping.submit(run)
 
     def close(self) -> None:
-        """Housekeeping that has not begun does not; what is under way ends with the process."""
+        """Housekeeping that has not begun never begins; a running one ends with the process."""
         self._housekeeping.shutdown(wait=False, cancel_futures=True)
         super().close()
 
@@ -148,8 +148,7 @@ def log_as_control(**_: Any) -> None:
 
 
 def ignore_pending_deprecations(**_: Any) -> None:
-    """The worker has just turned them on: each lost connection would tell of a change in Celery
-    6."""
+    """The worker has just turned them on: each lost connection would print one about Celery 6."""
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
 
 
@@ -177,7 +176,7 @@ def ensure_schema(**_: Any) -> None:
 celeryd_init.connect(ensure_secret_key, weak=False)
 celeryd_init.connect(ensure_schema, weak=False)
 celeryd_after_setup.connect(ignore_pending_deprecations, weak=False)
-# Celery leaves its own way of logging where somebody answers this.
+# Celery skips its own logging setup where this signal has a receiver.
 setup_logging.connect(log_as_control, weak=False)
 
 

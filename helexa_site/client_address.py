@@ -18,7 +18,8 @@ NO_ADDRESS = ipaddress.IPv6Address(0)
 
 
 def client_address(peer: str, forwarded_for: str, trusted_proxies: tuple[Network, ...]) -> Address:
-    """The first address from the right that is no trusted proxy's. Where a proxy forwarded what is
+    """The first address from the right that is not a trusted proxy's. Where a proxy forwarded a
+    word that is
     no address, it answers for its client itself; where all are proxies, the first of them asks."""
     address = parse_address(peer) or NO_ADDRESS
     for word in reversed(forwarded_for.split(",")):

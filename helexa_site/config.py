@@ -26,7 +26,7 @@ DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     data_dir: Path
-    # What is secret is in nobody's log: no repr holds it.
+    # Secrets appear in no log: no repr holds them.
     database_url: str = field(repr=False)
     redis_url: str = field(repr=False)
     secret_key: str | None = field(repr=False)
@@ -42,7 +42,7 @@ class Config:
     """Names for this server beside those that follow from ``listen_host``: see
     ``helexa_site.hosts``."""
     trusted_proxies: tuple[Network, ...] = ()
-    """Only these may say on whose behalf they ask."""
+    """Only these may name the client on whose behalf they ask."""
     csrf_trusted_origins: tuple[str, ...]
     allowed_origins: tuple[str, ...] = ()
     """Web pages of other machines that may use the API from a browser; ``*``: all."""
@@ -65,11 +65,11 @@ class Config:
     """Fields of requests that no dialect knows are left out, and named in a header of the answer,
     instead of being refused."""
     metrics: MetricsSetting = METRICS_OFF
-    """The address at which Prometheus finds what is counted."""
+    """The address at which Prometheus reads the metrics."""
     allow_anonymous: bool | None
     """Whether callers without a key are served; ``None``: on loopback, while no key is set."""
     serve_key: str | None = field(default=None, repr=False)
-    """What ``serve`` asks its own gateway with; made anew at each start."""
+    """The key that ``serve`` sends to its own gateway; new at each start."""
     max_open_requests: int = gateway.MAX_OPEN_REQUESTS.default
     """How many requests this gateway has open at once; more are refused."""
     max_waiting_requests: int = gateway.MAX_WAITING_REQUESTS.default
@@ -103,9 +103,9 @@ class Config:
     ``*.example.org``, ``10.0.0.5:8080``, or ``*`` for all that are public. None: such images are
     refused."""
     response_retention_days: int = storage.RESPONSE_RETENTION_DAYS.default
-    """Stored responses are forgotten after so long; 0 keeps them for ever."""
+    """Stored responses are deleted after so long; 0 keeps them without a limit."""
     ledger_retention_days: int = storage.LEDGER_RETENTION_DAYS.default
-    """Ledger entries are forgotten after so long; 0 keeps them for ever."""
+    """Ledger entries are deleted after so long; 0 keeps them without a limit."""
     has_public_bench: bool = False
     """Anybody may read the bench's results, without a key or a log-in."""
     public_url: str | None = None

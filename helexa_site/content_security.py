@@ -1,8 +1,8 @@
 """The Content-Security-Policy of Django's pages: the admin, our own pages and the API's documents.
 
 A page that shows text of others, a model's name or an answer, can then run no script of theirs and
-send nothing to another host, even where an escape was forgotten. docs/operating/security.md says
-what is allowed and why.
+send nothing to another host, even where an escape was forgotten. docs/operating/security.md
+lists the permitted sources, with the reasons.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ POLICY: dict[str, tuple[str, ...]] = {
     "script-src": (SELF, "'unsafe-eval'"),
     # Widths of bars, what charts measure by, and the style sheet that htmx adds for its indicator.
     "style-src": (SELF, "'unsafe-inline'"),
-    # Pictures of the playground's requests, and icons inside style sheets.
+    # Images of the playground's requests, and icons inside style sheets.
     "img-src": (SELF, "data:"),
     "object-src": ("'none'",),
     "base-uri": ("'none'",),

@@ -21,8 +21,8 @@ POSTGRESQL_OPTIONS = {
     "tcp_user_timeout": 10_000,
 }
 """libpq's: a server that a broken network hides is given up after about ten seconds, where the
-system's own defaults wait for a quarter of an hour, and revoked keys would work as long. What the
-URL says of these goes before."""
+system's own defaults wait for a quarter of an hour, and revoked keys would work as long. Values in
+the URL take precedence."""
 SQLITE_OPTIONS = {
     "timeout": 20,
     "transaction_mode": "IMMEDIATE",
@@ -53,8 +53,8 @@ def database_settings(url: str) -> dict[str, Any]:
 
 
 def open_only_what_is_there() -> None:
-    """SQLite makes a file of each name that it is asked for. A command where no database was set
-    up says so instead, and leaves none behind."""
+    """SQLite creates each file that it is asked for. A command without a database reports that
+    instead, and leaves no file behind."""
     from django.db import connections  # which reads the settings, and they are made with this
 
     settings = connections.settings["default"]

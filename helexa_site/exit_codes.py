@@ -1,4 +1,4 @@
-"""What the exit code of a command says, for scripts. Documented in docs/operating/commands.md."""
+"""The meaning of a command's exit codes, for scripts. Documented in docs/operating/commands.md."""
 
 from __future__ import annotations
 

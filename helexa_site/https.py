@@ -1,6 +1,6 @@
 """Requests that came by HTTPS to a proxy before this server, which itself speaks HTTP.
 
-``X-Forwarded-Proto`` says so, and only a trusted proxy's word counts: anybody else can write it.
+``X-Forwarded-Proto`` reports HTTPS, and only from a trusted proxy: any client can write the header.
 Requests of this machine's commands come directly and stay on HTTP.
 """
 

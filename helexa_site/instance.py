@@ -1,7 +1,8 @@
 """Which instance of helexa a server is: the id in its data directory, new for each directory.
 
 Gateways send it with ``/health`` and ``/metrics``, so that commands on the same machine do not
-take another instance's port for theirs. It is no secret. The file also says which directory it was
+mistake another instance's port for their own. It is no secret. The file also names the directory it
+was
 written for (device and inode): a copied directory is another instance and gets an id of its own.
 """
 

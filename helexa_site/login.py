@@ -17,7 +17,7 @@ else:
 
 
 class LoginForm(StyledForm):
-    """Styled as the admin's, but for whoever has a password here."""
+    """Styled as the admin's, but for every user with a password."""
 
     def confirm_login_allowed(self, user: AbstractBaseUser) -> None:
         AuthenticationForm.confirm_login_allowed(self, user)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 FAILURES_PER_USER = 5
-"""Failures of one user from one address: nobody can lock a user out from elsewhere."""
+"""Failures of one user from one address: a stranger elsewhere cannot lock the user out."""
 FAILURES_PER_ADDRESS = 50
 """Failures of all users from one address: many may be behind it."""
 COOL_OFF = timedelta(minutes=15)

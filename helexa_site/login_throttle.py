@@ -1,4 +1,4 @@
-"""Refuses logins after too many failures: an authentication backend, and the page that says so.
+"""Refuses logins after too many failures: an authentication backend, and the page for it.
 
     log-in form ─▶ ThrottleBackend ─ counts the attempt ─▶ Django's backend compares the password
                         │                                      │
@@ -147,7 +147,7 @@ def request_address(request: HttpRequest) -> str:
 
 @sync_and_async_middleware
 def lockout_middleware(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
-    """Answers a refused login with the page that says when to try again."""
+    """Answers a refused login with a page that names the wait until the next try."""
     if iscoroutinefunction(get_response):
         page = sync_to_async(locked_out, thread_sensitive=True)
 

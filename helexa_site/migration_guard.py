@@ -1,4 +1,4 @@
-"""One process migrates at a time, and a version that is older than the database says so.
+"""One process migrates at a time, and a version older than the database refuses to start.
 
 PostgreSQL: a session's advisory lock. SQLite: a lock on a file beside the database.
 """
@@ -42,22 +42,22 @@ def ensure_schema_is_not_newer() -> None:
 
 
 @contextlib.contextmanager
-def migrating_alone(tell_waiting: Callable[[], None]) -> Iterator[None]:
-    """Waits until no other process migrates this database. ``tell_waiting`` is called once where
+def migrating_alone(report_waiting: Callable[[], None]) -> Iterator[None]:
+    """Waits until no other process migrates this database. ``report_waiting`` is called once where
     there is one. Raises ``django.db.Error``."""
     lock = _postgresql_lock if connection.vendor == "postgresql" else _file_lock
-    with lock(tell_waiting):
+    with lock(report_waiting):
         yield
 
 
 @contextlib.contextmanager
-def _postgresql_lock(tell_waiting: Callable[[], None]) -> Iterator[None]:
+def _postgresql_lock(report_waiting: Callable[[], None]) -> Iterator[None]:
     def take() -> bool:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_try_advisory_lock(%s)", [MIGRATION_LOCK])
             return bool(cursor.fetchone()[0])
 
-    _wait(take, tell_waiting)
+    _wait(take, report_waiting)
     try:
         yield
     finally:
@@ -68,10 +68,10 @@ def _postgresql_lock(tell_waiting: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _file_lock(tell_waiting: Callable[[], None]) -> Iterator[None]:
+def _file_lock(report_waiting: Callable[[], None]) -> Iterator[None]:
     name = str(connection.settings_dict["NAME"])
     if not Path(name).parent.is_dir() or "mode=memory" in name or name == ":memory:":
-        yield  # nobody else has it
+        yield  # no other process has it
         return
     descriptor = os.open(f"{name}.migrating", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
@@ -83,15 +83,15 @@ def _file_lock(tell_waiting: Callable[[], None]) -> Iterator[None]:
         return True
 
     try:
-        _wait(take, tell_waiting)
+        _wait(take, report_waiting)
         yield
     finally:
         os.close(descriptor)
 
 
-def _wait(take: Callable[[], bool], tell_waiting: Callable[[], None]) -> None:
+def _wait(take: Callable[[], bool], report_waiting: Callable[[], None]) -> None:
     if take():
         return
-    tell_waiting()
+    report_waiting()
     while not take():
         time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""What is said of a path that Django does not know, or of a page that is not for who asks: a page
+"""The answer for a path that Django does not know, or a page that the user may not see: a page
 where one was asked for, else JSON.
 
 An API client whose base URL is wrong gets an error that it can show, and the path that it may have

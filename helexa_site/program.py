@@ -21,7 +21,7 @@ INSTALLED_PROGRAM = "helexa"
 
 
 class Installation(Enum):
-    """The value says where the same kind of installation is found on another host."""
+    """The value names where the same kind of installation is found on another host."""
 
     CHECKOUT = "in a checkout of helexa"
     WHEEL = "with helexa's wheel and its extra neuron"

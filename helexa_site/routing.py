@@ -98,8 +98,8 @@ def build_application(
     resumes_batches: bool = False,
 ) -> ProtocolTypeRouter:
     """An ASGI application that serves ``gateway`` under any ASGI server. ``metrics_endpoint`` is
-    started and stopped with a server that speaks ASGI's lifespan. ``resumes_batches``: of earlier
-    lives; else they are looked for once there is a new one."""
+    started and stopped with a server that speaks ASGI's lifespan. ``resumes_batches``: those of
+    previous instances; else they are searched once there is a new batch."""
     store = ResponseStore(
         gateway,
         max_responses=gateway.config.max_stored_responses,

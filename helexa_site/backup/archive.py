@@ -47,8 +47,8 @@ def pack(folder: Path, manifest: Manifest, target: Path) -> None:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    said = json.dumps(asdict(manifest) | {"files": files}, indent=2)
-    (folder / MANIFEST).write_text(said)
+    manifest_json = json.dumps(asdict(manifest) | {"files": files}, indent=2)
+    (folder / MANIFEST).write_text(manifest_json)
     new = target.with_name(f".{target.name}.new")
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -70,16 +70,16 @@ def unpack(source: Path, folder: Path) -> Manifest:
     try:
         with tarfile.open(source, "r:gz") as tar:
             tar.extractall(folder, filter="data")
-        said: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        fields: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
     except (OSError, EOFError, tarfile.TarError, ValueError) as error:
         if getattr(error, "errno", None) in NO_ROOM:
             raise BackupError(f"{source} cannot be unpacked in {folder.parent}: {error}") from error
         raise BackupError(f"{source} is no backup that can be read: {error}") from error
-    if said.get("format") != FORMAT:
+    if fields.get("format") != FORMAT:
         raise BackupError(
-            f"{source} is of format {said.get('format')}, and this helexa reads {FORMAT}"
+            f"{source} is of format {fields.get('format')}, and this helexa reads {FORMAT}"
         )
-    manifest = Manifest(**said)
+    manifest = Manifest(**fields)
     for name, digest in manifest.files.items():
         path = folder / name
         if not path.is_file() or _sha256(path) != digest:

@@ -20,8 +20,8 @@ from inference.version import VERSION
 
 
 def back_up(config: Config, target: Path, *, overwrites: bool = False) -> Manifest:
-    """Writes ``target`` and reads it back. Everything may go on running meanwhile. A file that is
-    there is overwritten only where that is said. Raises ``BackupError``, ``django.db.Error``."""
+    """Writes ``target`` and reads it back. The processes may run meanwhile. An existing file is
+    overwritten only with ``overwrites``. Raises ``BackupError``, ``django.db.Error``."""
     if target.exists() and not overwrites:
         raise BackupError(f"{target} is there already: name another file, or add --overwrite")
     if not target.parent.is_dir():

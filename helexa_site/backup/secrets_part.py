@@ -65,7 +65,7 @@ def restore_secrets(config: Config, folder: Path) -> Path:
 
 
 def _put(source: Path, target: Path) -> None:
-    """What was there before and differs is kept beside it."""
+    """Copies the file. An existing one with other content is kept beside it."""
     text = source.read_text()
     new = target.with_name(f".{target.name}.new")
     try:

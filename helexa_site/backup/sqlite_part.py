@@ -52,7 +52,7 @@ def whole_rows(database: Path) -> dict[str, int]:
 
 
 def has_rows(database: Path) -> bool:
-    """Whether somebody has used it: one that was only just made may be replaced."""
+    """Whether the database has been used: one that was only just created may be replaced."""
     if not database.exists():
         return False
     try:

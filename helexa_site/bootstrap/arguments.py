@@ -117,8 +117,8 @@ def parse_environment(arguments: list[str], kinds: tuple[str, ...]) -> str:
 def parse_doctor(arguments: list[str]) -> DoctorOptions:
     parser = argparse.ArgumentParser(
         prog=f"{program()} doctor",
-        description="Is everything here as helexa needs it? Each line is ok or says how to mend "
-        "it; the exit code is 1 where something fails. Changes nothing.",
+        description="Is everything here as helexa needs it? Each line is ok or names the remedy; "
+        "the exit code is 1 where something fails. Changes nothing.",
     )
     parser.add_argument("--host", default=DEFAULT_HOST, help="the gateway's (%(default)s)")
     parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="(%(default)s)")
@@ -128,8 +128,7 @@ def parse_doctor(arguments: list[str]) -> DoctorOptions:
 
 
 def gateway_host(arguments: list[str]) -> str:
-    """What ``manage.py gateway`` is told to listen on. Everything else is Django's to parse, and
-    to complain of."""
+    """The address in the arguments of ``manage.py gateway``. Django parses and checks all else."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--host", default=DEFAULT_HOST)
     try:

@@ -19,7 +19,7 @@ from functools import partial
 from signal import SIGTERM, Signals
 from typing import IO
 
-from helexa_site.bootstrap.console import relay, say
+from helexa_site.bootstrap.console import print_step, relay
 from helexa_site.bootstrap.guardian import Guardian, kill_group
 from helexa_site.bootstrap.log_file import LogFile
 from inference.backoff import Backoff
@@ -28,7 +28,7 @@ from inference.supervised_threads import SupervisedThread
 BACKOFF = Backoff(first_s=0.5, max_s=30.0)
 """Before a process that ended is started again."""
 STABLE_AFTER_S = 60.0
-"""A process that lived this long starts its back-off anew."""
+"""A process that lived this long starts its back-off from the beginning."""
 PUMP_DRAIN_TIMEOUT_S = 1.0
 MAX_LAST_WORDS_CHARACTERS = 300
 
@@ -84,7 +84,9 @@ class Child:
         self.ask_to_stop()
         self._keeper.join(self.spec.stop_grace_s)
         if self._keeper.is_alive:
-            say(self.spec.name, f"did not stop within {self.spec.stop_grace_s:g} s; killing it")
+            print_step(
+                self.spec.name, f"did not stop within {self.spec.stop_grace_s:g} s; killing it"
+            )
             self.kill()
             self._keeper.join()
         self._log.close()
@@ -106,7 +108,7 @@ class Child:
             lived_s = time.monotonic() - started_s
             self.num_failures = 1 if lived_s > STABLE_AFTER_S else self.num_failures + 1
             delay_s = BACKOFF.wait_s(self.num_failures)
-            say(
+            print_step(
                 self.spec.name,
                 f"ended ({ending}); restarting in {delay_s:g} s; its log: {self._log.path}"
                 + (f"; it ends with: {self._last_words}" if self._last_words else ""),

@@ -21,7 +21,7 @@ from helexa_site.bootstrap.arguments import (
     parse_neuron,
     parse_serve,
 )
-from helexa_site.bootstrap.console import complain, say, say_line
+from helexa_site.bootstrap.console import complain, print_line, print_step
 from helexa_site.bootstrap.environment import default_data_dir, ensure_environment
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
@@ -49,7 +49,7 @@ SUCCESS = 0
 FAILURE = 1
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
-"""As of a program that SIGPIPE ended: whoever read had enough, as in ``status | head -1``."""
+"""As of a program that SIGPIPE ended: the reader closed the pipe, as in ``status | head -1``."""
 VERSION_WORDS = ("--version", "version")
 SETS_UP = ("migrate", "makemigrations", "restore", "shell")
 """Commands that a database need not be set up for."""
@@ -63,7 +63,7 @@ helexa turns the machines you own into one private AI endpoint.
   {program} neuron           run a neuron alone, on that other host
   {program} test [ARGS]      run the tests; ARGS go to pytest
   {program} chat             talk to a model of a running server
-  {program} doctor           what is wrong here, and how to mend it
+  {program} doctor           check this host, with a remedy for each fault
   {program} status           the fleet at one look; models and neurons run it
   {program} COMMAND          any of Django's commands, below
 """
@@ -152,7 +152,7 @@ def _neuron(arguments: list[str]) -> int:
             keep_joining(joining, data_dir)
         os.environ[REDIS_URL.name] = redis_url_of(joining, data_dir)
     if options.joining is not None:
-        say(
+        print_step(
             "neuron",
             f"keeping the invitation of {options.joining.neuron}; from now on: "
             f"{neuron_program()} neuron",
@@ -187,7 +187,7 @@ def _environment(arguments: list[str]) -> int:
     what = parse_environment(arguments, tuple(REQUIREMENTS_FOR))
     check_settings(os.environ)
     ensure_environment(REQUIREMENTS_FOR[what])
-    say("environment", f"{sys.prefix} has all that a {what} needs")
+    print_step("environment", f"{sys.prefix} has all that a {what} needs")
     return SUCCESS
 
 
@@ -214,7 +214,7 @@ def _doctor(arguments: list[str]) -> int:
     for finding in examine(options):
         findings.append(finding)
         for line in () if options.as_json else lines_of(finding):
-            say_line(line)
+            print_line(line)
     if options.as_json:
         sys.stdout.write(json.dumps(object_of(findings), indent=2) + "\n")
     return FAILURE if has_failed(findings) else SUCCESS
@@ -222,7 +222,7 @@ def _doctor(arguments: list[str]) -> int:
 
 def _django(arguments: list[str]) -> int:
     if set(arguments) in HELP_WORDS:
-        # Not by say_line, which keeps what it prints on one line.
+        # Not by print_line, which keeps what it prints on one line.
         sys.stdout.write(OVERVIEW.format(program=program()) + "\n")
         sys.stdout.flush()
     if not asks_for_help(arguments) and (unknown := unknown_word(arguments)):

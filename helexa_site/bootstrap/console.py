@@ -18,9 +18,9 @@ JSON_RECORD = re.compile(r'\{"ts": ".*\}')
 _lock = threading.Lock()
 
 
-def say(step: str, text: str) -> None:
+def print_step(step: str, text: str) -> None:
     """``redis       private server started``. A console that went away is no error."""
-    say_line(f"{step:<{STEP_WIDTH}} {text}")
+    print_line(f"{step:<{STEP_WIDTH}} {text}")
 
 
 def overwrite_line(step: str, text: str) -> None:
@@ -30,8 +30,8 @@ def overwrite_line(step: str, text: str) -> None:
         print(f"\r\x1b[K{line.rstrip()}", end="", flush=True)
 
 
-def say_line(line: str) -> None:
-    """One whole line, whoever else is printing."""
+def print_line(line: str) -> None:
+    """Print one whole line, also while other threads print."""
     _print(_json(line) if is_json(os.environ) else one_line(line))
 
 
@@ -40,7 +40,7 @@ def relay(step: str, line: str) -> None:
     if is_json(os.environ) and JSON_RECORD.fullmatch(line):
         _print(line)
     else:
-        say(step, line)
+        print_step(step, line)
 
 
 def complain(text: str) -> None:

@@ -1,6 +1,6 @@
 """The data directory: everything that serve writes, and one serve at a time on it.
 
-serve.lock    held (flock) by serve and its guardian; says who in plain text
+serve.lock    held (flock) by serve and its guardian; names the holder in plain text
 serve.json    where it answers, and its own key; mode 0600
 secret_key    signs sessions; mode 0600
 instance_id   which instance this is: its servers send it
@@ -35,7 +35,7 @@ DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 class DataDirectory:
     path: Path
     lock_fd: int
-    """Whoever inherits this descriptor keeps the directory claimed."""
+    """Each process that inherits this descriptor keeps the directory claimed."""
 
     @property
     def redis_dir(self) -> Path:
@@ -51,7 +51,7 @@ def claimed_data_directory(path: Path) -> Iterator[DataDirectory]:
     """Make the directory where it is missing and hold its lock for the length of a ``with``.
 
     Raises ``DataDirectoryError`` when it cannot be written or another serve holds it, and in the
-    place of an ``OSError`` of the ``with`` that says that the disk is full.
+    place of an ``OSError`` from the ``with`` body whose cause is a full disk.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The database at start: migrated, with somebody who can log in and something to offer."""
+"""The database at start: migrated, with an admin who can log in and a model to offer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from fleet.catalogue import CatalogueEntry
 from helexa_site.bootstrap.arguments import default_neuron_name
-from helexa_site.bootstrap.console import say
+from helexa_site.bootstrap.console import print_step
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.sharing import Share
 from helexa_site.migration_guard import NewerSchemaError, ensure_schema_is_not_newer
@@ -31,7 +31,7 @@ def prepare_database(*, with_model: bool) -> str | None:
     try:
         ensure_schema_is_not_newer()
         if _has_unapplied_migrations():
-            say("database", "migrating")
+            print_step("database", "migrating")
             call_command("migrate", verbosity=0, interactive=False)
         password = _ensure_admin()
         if with_model:
@@ -42,12 +42,12 @@ def prepare_database(*, with_model: bool) -> str | None:
         raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
     finally:
         connections.close_all()
-    say("database", f"ready ({connection.vendor})")
+    print_step("database", f"ready ({connection.vendor})")
     return password
 
 
 def prepare_fleet(*, with_neuron: bool, share: Share | None) -> None:
-    """This machine's neuron is expected, and invited hosts are told where Redis is. Raises
+    """Creates this machine's neuron row and publishes Redis' address for invited hosts. Raises
     ``BootstrapError``."""
     from fleet import services  # models import only after django.setup()
     from metering.actor import COMMAND
@@ -85,7 +85,7 @@ def _has_unapplied_migrations() -> bool:
 
 
 def has_keys() -> bool:
-    """True also where the database does not say: it decides about a hint alone."""
+    """True also where the database does not answer: only a hint depends on it."""
     from metering.models import ApiKey  # models import only after django.setup()
 
     try:

@@ -1,6 +1,6 @@
 """Makes sure that the requirements are installed, in ``.venv`` where the running Python lacks them.
 
-    running Python satisfies the pins ──▶ go on, install nothing
+    running Python satisfies the pins ──▶ continue, install nothing
     else, outside .venv ──▶ make .venv (or mend it) ──▶ re-exec inside
     else, inside .venv  ──▶ pip install              ──▶ re-exec inside
 
@@ -22,7 +22,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import NoReturn
 
-from helexa_site.bootstrap.console import say
+from helexa_site.bootstrap.console import print_step
 from helexa_site.bootstrap.errors import SetUpError
 from helexa_site.bootstrap.lock_files import (
     CPU_LABEL,
@@ -44,7 +44,7 @@ from inference.settings.installation import ENVIRONMENT_ATTEMPT, REQUIRE_HASHES,
 
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent.parent
 MAX_ATTEMPTS = 3
-"""How often a start re-executes itself: a guard against doing so for ever."""
+"""How often a start re-executes itself: a guard against an endless loop."""
 EXTRAS = {"requirements.txt": "neuron", "requirements-gateway.txt": ""}
 """A wheel's extra for each requirements file of a checkout."""
 PIP_LOG = "pip.log"
@@ -61,7 +61,7 @@ NETWORK_TROUBLE = re.compile(
 def ensure_environment(requirements_name: str) -> None:
     """Return in an interpreter that satisfies the requirements file; re-exec to get there.
 
-    Raises ``SetUpError`` with one line that says what to do.
+    Raises ``SetUpError`` with one line that names the remedy.
     """
     requirements = REPOSITORY_DIR / requirements_name
     if not requirements.is_file():
@@ -136,7 +136,7 @@ def _locked(venv: Path) -> Iterator[None]:
         try:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("environment", f"another start is at work in {venv}; waiting for it")
+            print_step("environment", f"another start is at work in {venv}; waiting for it")
             fcntl.flock(directory, fcntl.LOCK_EX)
         yield
     finally:
@@ -147,7 +147,7 @@ def _make_venv(venv: Path) -> None:
     """Make the environment, or remake one that was left half made; a whole one is left alone."""
     if (venv / "pyvenv.cfg").is_file() and _runs(_python(venv)):
         return
-    say("environment", f"making {venv}")
+    print_step("environment", f"making {venv}")
     # Without pip, which comes after: ensurepip is the part that Debian packages separately.
     made = subprocess.run(
         [sys.executable, "-m", "venv", "--clear", "--without-pip", str(venv)],
@@ -170,14 +170,16 @@ def _install(requirements: Path, unmet: list[Requirement]) -> None:
     _ensure_pip()
     locks = locks_of(requirements, os.environ)
     if locks and (others := not_locked(unmet, locks)):
-        say("environment", f"the lock files do not have {_names(others)}: hashes are not checked")
+        print_step(
+            "environment", f"the lock files do not have {_names(others)}: hashes are not checked"
+        )
         locks = ()
     if (build := torch_here(unmet)) is not None:
-        say("environment", build.words)
+        print_step("environment", build.words)
         if build.index is not None or (locks and not build.has_cuda):
             torch = next(one for one in unmet if one.name == "torch")
             _install_torch(str(torch), build.index, cpu_build(torch, locks))
-    say("environment", f"installing {requirements.name}: {_names(unmet)}")
+    print_step("environment", f"installing {requirements.name}: {_names(unmet)}")
     wanted = ["--require-hashes", *_each(_with_cuda(locks))] if locks else _each([requirements])
     pip = _pip(*wanted)
     if pip.return_code != 0:
@@ -211,7 +213,7 @@ def _install_torch(wanted: str, index: str | None, locked: str) -> None:
         if OTHER_HASH in pip.output:
             raise SetUpError(_other_hash(wanted))
         place = index or "the package index"
-        say("environment", f"{place} does not have {wanted} for this Python and machine")
+        print_step("environment", f"{place} does not have {wanted} for this Python and machine")
 
 
 def _pip(*arguments: str) -> PipOutcome:

@@ -23,7 +23,7 @@ class DataDirectoryError(BootstrapError):
 
 
 class PortInUseError(BootstrapError):
-    """Somebody else listens on the address that the gateway was to have."""
+    """Another process listens on the gateway's address."""
 
 
 class RedisStartError(BootstrapError):

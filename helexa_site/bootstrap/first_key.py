@@ -1,4 +1,4 @@
-"""How to make the first API key: what ``serve`` says while there is none."""
+"""How to make the first API key: ``serve`` prints this while no key exists."""
 
 from __future__ import annotations
 

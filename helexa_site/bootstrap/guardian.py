@@ -5,8 +5,8 @@
 
 The guardian is this file run as a script by a bare interpreter. It inherits the data directory's
 lock, so the next start waits until the last process of the previous one is gone. One that replaces
-another is born with the list, in its arguments: were it told afterwards, a supervisor that is
-killed in between would leave its children behind.
+another gets the list in its arguments: sent afterwards, it would be lost with a supervisor that is
+killed in between, and the children would stay behind.
 Standard library only.
 """
 
@@ -47,13 +47,13 @@ class Guardian:
         """From here on the group dies with this process."""
         with self._lock:
             self._groups.add(group_id)
-            self._tell(f"+{group_id}")
+            self._send(f"+{group_id}")
 
     def release(self, group_id: int) -> None:
-        """The group is gone; its number may mean somebody else from now on."""
+        """The group is gone; the system may give its number to another process."""
         with self._lock:
             self._groups.discard(group_id)
-            self._tell(f"-{group_id}")
+            self._send(f"-{group_id}")
 
     def close(self) -> None:
         """Ends the guardian, and with it whatever it still watches."""
@@ -103,19 +103,19 @@ class Guardian:
                     self._pipe.close()
                 self._process = self._start()
 
-    def _tell(self, line: str) -> None:
-        """A guardian that has just died is told again once it is replaced."""
+    def _send(self, line: str) -> None:
+        """Send a line. A guardian that has just died gets the whole list when it is replaced."""
         with contextlib.suppress(OSError):
             self._pipe.write(f"{line}\n".encode())
             self._pipe.flush()
 
 
 def kill_group(group_id: int) -> bool:
-    """Kill a whole process group; false when nobody is in it any more."""
+    """Kill a whole process group; false when it has no process any more."""
     try:
         os.killpg(group_id, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        # macOS says EPERM of a group in which only zombies are left.
+        # macOS answers EPERM for a group in which only zombies are left.
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""Keeps a test run apart from every server of this machine, whatever the environment says.
+"""Keeps a test run apart from every server of this machine, whatever the environment holds.
 
 A run gets none of helexa's settings. Its data directory is a new one, and its Redis address is one
 where nothing listens: without them, a process would find the private Redis of a ``serve`` of the
@@ -45,7 +45,7 @@ def _is_isolated(environment: MutableMapping[str, str]) -> bool:
 
 
 def _identity(process: psutil.Process) -> str:
-    """Names one process of this machine for ever: its id alone may be used again."""
+    """Identifies one process of this machine permanently: its id alone may be used again."""
     return f"{process.pid}-{process.create_time()}"
 
 

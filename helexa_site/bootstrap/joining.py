@@ -1,4 +1,4 @@
-"""What an invited host was told, kept for its later starts: one file for each name.
+"""An invited host's parameters, kept for its later starts: one file for each name.
 
 neurons/<name>.join   address and password of its Redis, mode 0600
 neurons/<name>.pem    the certificate of that Redis, where it is signed by itself
@@ -30,7 +30,7 @@ def keep_joining(joining: Joining, data_dir: Path) -> None:
 
 
 def kept_joining(data_dir: Path, name: str | None) -> Joining | None:
-    """What was kept under that name, or the only one; ``None``: there is none. Raises
+    """The parameters kept under that name, or the only ones; ``None``: there are none. Raises
     ``BootstrapError`` where several could be meant or the file cannot be read."""
     folder = data_dir / FOLDER
     paths = sorted(folder.glob("*.join")) if name is None else [folder / f"{name}.join"]

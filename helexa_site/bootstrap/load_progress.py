@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.live.snapshot import ReplicaView
-from helexa_site.bootstrap.console import say
+from helexa_site.bootstrap.console import print_step
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadProgress
 
@@ -27,7 +27,7 @@ class LoadProgressView:
             line = replica_line(replica)
             if line and line != self._shown:
                 self._shown = line
-                say("model", f"{self._model}: {line}")
+                print_step("model", f"{self._model}: {line}")
 
 
 def replica_line(replica: ReplicaView) -> str:

@@ -5,8 +5,8 @@
     requirements-gateway.txt   requirements-gateway.lock
     any other                  none
 
-Where somebody changed a requirements file by hand, and it asks for what is not locked, the install
-is not checked, and that is said. Standard library only. ``packaging/lock`` writes them.
+If a requirements file was edited by hand and asks for a package that is not locked, the install
+does not check hashes and prints that. Standard library only. ``packaging/lock`` writes them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Locked:
     hashes: tuple[str, ...]
     """SHA-256 of each file that may be installed, in hexadecimal."""
     needed_by: frozenset[str] = frozenset()
-    """As the file's comments say: names of packages, and of requirements files."""
+    """From the file's comments: names of packages, and of requirements files."""
 
     @property
     def pin(self) -> str:

@@ -18,8 +18,8 @@ class LogFile:
         self._open()
 
     def write(self, line: bytes) -> None:
-        """A line that a full disk does not take is lost, and how many were is said later: who
-        wrote it waits for nobody to read it."""
+        """Appends a line. A line that does not fit on a full disk is lost; a later line reports how
+        many were. The writer never waits for a reader."""
         try:
             if self._num_lost:
                 self._append(LOST % self._num_lost)

@@ -1,4 +1,4 @@
-"""Runs pip for the operator: one line says how far it is, and a file keeps all that it prints.
+"""Runs pip for the operator: one line shows its progress, and a file keeps all that it prints.
 
     pip ─▶ reader thread ─┬▶ log file
                           └▶ how many packages, which download ─▶ this thread ─▶ the progress line
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from helexa_site.bootstrap.console import overwrite_line, say, say_line
+from helexa_site.bootstrap.console import overwrite_line, print_line, print_step
 from inference.supervised_threads import SupervisedThread
 
 PROGRESS_EVERY_S = 30.0
@@ -28,7 +28,8 @@ PROGRESS_EVERY_S = 30.0
 REFRESH_EVERY_S = 1.0
 FAILURE_LINES = 12
 LIMIT_S = 6 * 3600.0
-"""A server that sends a byte now and then keeps pip waiting for ever; 3 GB at 1.2 Mbit/s fit in."""
+"""A server that sends a byte now and then keeps pip waiting without end; 3 GB at 1.2 Mbit/s fit
+in."""
 COLLECTING = re.compile(r"^Collecting ")
 DOWNLOADING = re.compile(r"^\s*Downloading (?:\S*/)?(?P<file>[^\s/]+)(?: \((?P<size>[^)]+)\))?")
 INSTALLING = re.compile(r"^Installing collected packages: ")
@@ -47,7 +48,7 @@ def run_pip(arguments: Sequence[str], log_path: Path) -> PipOutcome:
     # Unbuffered, so that a line is there when it happens.
     command = [sys.executable, "-u", "-m", "pip", "install", "--disable-pip-version-check"]
     command += ["--no-input", "--retries", "2", *arguments]
-    say("environment", f"pip's output: {log_path}")
+    print_step("environment", f"pip's output: {log_path}")
     progress = PipProgress()
     with (
         log_path.open("a") as log,
@@ -67,16 +68,16 @@ def run_pip(arguments: Sequence[str], log_path: Path) -> PipOutcome:
         reader.join()
     if process.returncode != 0:
         for line in progress.lines[-FAILURE_LINES:]:
-            say_line(f"  {line}")
+            print_line(f"  {line}")
     elif progress.num_installed:
         seconds = round(progress.elapsed_s)
         installed = _packages(progress.num_installed)
-        say("environment", f"Successfully installed {installed}, {seconds} s")
+        print_step("environment", f"Successfully installed {installed}, {seconds} s")
     return PipOutcome(process.returncode, "\n".join(progress.lines))
 
 
 class PipProgress:
-    """What pip's lines say of how far it is."""
+    """Pip's progress, read from its lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -113,7 +114,7 @@ def _packages(count: int) -> str:
 def _read(output: IO[str], log: IO[str], progress: PipProgress) -> None:
     for line in output:
         progress.feed(line.rstrip("\n"))
-        with contextlib.suppress(OSError):  # a full disk: pip says so itself, if it is read on
+        with contextlib.suppress(OSError):  # a full disk: pip reports it itself, if it is read on
             log.write(line)
             log.flush()
 
@@ -127,11 +128,11 @@ def _show(process: subprocess.Popen[str], progress: PipProgress) -> None:
             break
         except subprocess.TimeoutExpired:
             if progress.elapsed_s > LIMIT_S:
-                say("environment", f"pip is ended: it took over {LIMIT_S / 3600:.0f} hours")
+                print_step("environment", f"pip is ended: it took over {LIMIT_S / 3600:.0f} hours")
                 process.kill()
             if is_terminal:
                 overwrite_line("environment", str(progress))
             else:
-                say("environment", str(progress))
+                print_step("environment", str(progress))
     if is_terminal:
         overwrite_line("", "")

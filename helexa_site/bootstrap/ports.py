@@ -6,7 +6,7 @@ import socket
 
 
 def try_to_listen(host: str, port: int) -> OSError | None:
-    """Why nobody can listen there now."""
+    """The reason why no process can listen there now; ``None``: one can."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -21,7 +21,7 @@ from fleet.errors import SnapshotUnavailableError
 from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import Reject, place
-from helexa_site.bootstrap.console import say
+from helexa_site.bootstrap.console import print_step
 from helexa_site.bootstrap.load_progress import LoadProgressView
 from helexa_site.instance import INSTANCE_HEADER, instance_id
 from inference.settings.gateway import API_KEY, SERVE_KEY
@@ -36,18 +36,18 @@ QUESTION = "What is the capital of France?"
 NOT_YET = (OSError, ValueError, KeyError)
 """What an endpoint that is not there yet may make of a request."""
 HOSTS_JOIN_S = 20.0
-"""How long the default model may be without a host before the start goes on without it."""
+"""How long the start waits for a host that can run the default model."""
 WAITS_FOR_A_HOST = ("model_recovering", "no_neuron", "cuda_unavailable")
 
 EnsureWanted = Callable[[], None]
-"""Raises when nobody waits for it any more."""
+"""Raises when the start is being stopped."""
 
 
 def wait_for_gateway(
     url: str, data_dir: Path, ensure_wanted: EnsureWanted, *, needs_neuron: bool = True
 ) -> None:
-    """Return once the gateway of this data directory says that Redis, the database and a neuron are
-    there. Another instance on its port is not waited for: it is no answer."""
+    """Return once the gateway of this data directory reports Redis, the database and a neuron
+    online. The answer of another instance on its port is ignored."""
     ignored = {"model_away"} if needs_neuron else {"model_away", "neuron_away"}
 
     def is_up() -> bool:
@@ -64,7 +64,7 @@ def wait_for_answer(url: str, entry: CatalogueEntry, ensure_wanted: EnsureWanted
     is away, not upgraded yet or without its cards; show how its load goes meanwhile. ``entry`` is
     the model's.
 
-    A load that fails is said; the wait goes on, because the operator can mend and retry it.
+    A load that fails is printed; the wait continues, because the operator can mend and retry it.
     """
     view = LoadProgressView(entry.name)
     absence = HostAbsence(entry)
@@ -77,7 +77,7 @@ def wait_for_answer(url: str, entry: CatalogueEntry, ensure_wanted: EnsureWanted
         return view.is_ready and not absence.reason and bool(_ask(url))
 
     _poll(is_settled, ensure_wanted, "model", "no answer yet")
-    say("model", absence.reason or f"{entry.name} answers")
+    print_step("model", absence.reason or f"{entry.name} answers")
 
 
 class HostAbsence:
@@ -128,7 +128,8 @@ def _ask(url: str) -> str:
 
 
 def _get_json(url: str, instance: str | None) -> dict[str, Any]:
-    """The body, also of a 503: /health says in it what is missing. Raises ``ValueError`` where
+    """The body, also of a 503: /health lists in it the parts that are missing. Raises
+    ``ValueError`` where
     another instance answers."""
     request = urllib.request.Request(url, headers=_key_header())
     try:
@@ -161,7 +162,8 @@ def _key_header() -> dict[str, str]:
 def _poll(
     is_done: Callable[[], bool], ensure_wanted: EnsureWanted, step: str, complaint: str
 ) -> None:
-    """Until ``is_done``; what it raises of ``NOT_YET`` means not yet, and is said now and then."""
+    """Poll until ``is_done``. An error in ``NOT_YET`` means not yet, and is printed now and
+    then."""
     complain_at_s = time.monotonic() + COMPLAIN_EVERY_S
     while True:
         done, reason = False, ""
@@ -173,6 +175,6 @@ def _poll(
         if done:
             return
         if reason and time.monotonic() > complain_at_s:
-            say(step, f"{complaint} ({reason})")
+            print_step(step, f"{complaint} ({reason})")
             complain_at_s = time.monotonic() + COMPLAIN_EVERY_S
         time.sleep(POLL_INTERVAL_S)

@@ -101,21 +101,22 @@ def _make_executable(binary: Path) -> None:
 
 
 def _major_version(binary: Path) -> int:
-    """0 where it does not say: an older one does not start with a directive that it does not
-    know."""
+    """0 where the output has no version: an older server refuses to start with a directive that it
+    does not know."""
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=START_TIMEOUT_S
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = VERSION.search(told)
+    found = VERSION.search(output)
     return int(found[1]) if found else 0
 
 
 def configure_private_redis(run_dir: Path, *, listening: Sequence[str] = PRIVATE) -> PrivateRedis:
-    """Write a configuration with a new password (mode 0600) into ``run_dir`` and say how to start
-    and reach it. A stale socket of an earlier run is removed. ``listening``: directives that say
+    """Write a configuration with a new password (mode 0600) into ``run_dir`` and return the command
+    that starts the server and its URL. A stale socket of an earlier run is removed. ``listening``:
+    directives that name
     where it listens beside its socket."""
     binary = find_redis_server()
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -176,7 +177,7 @@ def wait_for_redis(
     """Return once the Redis at ``url`` answers a PING.
 
     ``is_alive``: false once waiting has become pointless because the server process is gone.
-    Raises ``RedisStartError`` with Redis's own last word.
+    Raises ``RedisStartError`` with the last line that Redis printed.
     """
     try:
         client = redis.Redis.from_url(url, socket_timeout=2.0)

@@ -3,7 +3,7 @@
     main thread     claim the data directory ─▶ wait for a signal or a failure ─▶ stop every child
     start thread    Redis ─▶ neuron ─▶ database ─▶ control, gateway ─▶ the model answers
 
-Why two: ``ending`` says.
+``shutdown`` explains why there are two.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import threading
 from functools import partial
 
 from helexa_site.bootstrap.arguments import ServeOptions
-from helexa_site.bootstrap.console import say
+from helexa_site.bootstrap.console import print_step
 from helexa_site.bootstrap.data_directory import claimed_data_directory
-from helexa_site.bootstrap.ending import Ending
 from helexa_site.bootstrap.errors import PortInUseError
 from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.bootstrap.ports import try_to_listen
+from helexa_site.bootstrap.shutdown import Shutdown
 from helexa_site.bootstrap.start import start
 from helexa_site.bootstrap.supervisor import Supervisor
 from helexa_site.config import Config, read_config
@@ -37,34 +37,36 @@ def serve(options: ServeOptions) -> int:
 
     Raises ``BootstrapError`` with one line when it cannot start.
     """
-    ending = Ending()
+    shutdown = Shutdown()
     config = _configure(options)
     with claimed_data_directory(config.data_dir) as data:
         check_ports(options)
-        say("data", str(data.path))
+        print_step("data", str(data.path))
         with (
             Guardian(inherit=[data.lock_fd]) as guardian,
             Supervisor(logs_dir=data.logs_dir, guardian=guardian) as supervisor,
         ):
             step = partial(start, options, config, data, supervisor)
             starting = threading.Thread(
-                target=ending.report_failure_of, args=(step,), name="start", daemon=True
+                target=shutdown.report_failure_of, args=(step,), name="start", daemon=True
             )
             starting.start()
-            number = ending.wait()
-            say("stopping", f"{number.name}: open answers are finished first; again: nothing is")
+            number = shutdown.wait()
+            print_step(
+                "stopping", f"{number.name}: open answers are finished first; again: nothing is"
+            )
             threading.Thread(
-                target=_kill_at_second_signal, args=(ending, supervisor), daemon=True
+                target=_kill_at_second_signal, args=(shutdown, supervisor), daemon=True
             ).start()
         starting.join(START_GRACE_S)
-    say("stopped", "nothing is left running")
+    print_step("stopped", "nothing is left running")
     return 0
 
 
-def _kill_at_second_signal(ending: Ending, supervisor: Supervisor) -> None:
+def _kill_at_second_signal(shutdown: Shutdown, supervisor: Supervisor) -> None:
     with contextlib.suppress(BaseException):  # what the start failed with was waited for once
-        number = ending.wait()
-        say("stopping", f"{number.name} again: ending every process at once")
+        number = shutdown.wait()
+        print_step("stopping", f"{number.name} again: ending every process at once")
         supervisor.kill()
 
 
@@ -78,7 +80,7 @@ def _configure(options: ServeOptions) -> Config:
 
 
 def check_ports(options: ServeOptions) -> None:
-    """Raises ``PortInUseError``: what starts later would only say that it ended."""
+    """Raises ``PortInUseError`` early: a process that starts later would only report its end."""
     _check_port(options.host, options.port, "--port")
     if options.share is not None:
         _check_port(options.share.host or "0.0.0.0", options.share.port, "--share")

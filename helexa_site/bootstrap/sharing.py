@@ -15,7 +15,7 @@ from helexa_site.bootstrap.errors import RedisStartError
 
 CHECK_TIMEOUT_S = 10.0
 WITHOUT_TLS = ("Failed finding TLS support", "'tls-port 1'")
-"""What such a Redis says: since 7.2, and before, when it did not know the directive."""
+"""Errors of a Redis without TLS: since 7.2, and before, when it did not know the directive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Share:
         ]
 
     def certificate(self) -> str:
-        """PEM, where the certificate is signed by itself: whoever is invited is told it. Raises
+        """PEM of a self-signed certificate: each invitation includes it. Raises
         ``RedisStartError`` where it cannot be read."""
         if self.tls_cert is None:
             return ""
@@ -78,8 +78,8 @@ def ensure_tls(server: Path) -> None:
         timeout=CHECK_TIMEOUT_S,
         check=False,
     )
-    said = done.stdout + done.stderr
-    if any(words in said for words in WITHOUT_TLS):
+    output = done.stdout + done.stderr
+    if any(words in output for words in WITHOUT_TLS):
         raise RedisStartError(
             f"{server} was built without TLS; install one that has it (on Debian and Ubuntu: "
             "apt install redis-server), or leave --share-tls-cert out in a network that you trust"

@@ -15,7 +15,7 @@ from pathlib import Path
 from helexa_site.bootstrap import readiness
 from helexa_site.bootstrap.arguments import ServeOptions, base_url, is_loopback, shown_urls
 from helexa_site.bootstrap.children import control_spec, gateway_spec, neuron_spec, redis_spec
-from helexa_site.bootstrap.console import say, say_line
+from helexa_site.bootstrap.console import print_line, print_step
 from helexa_site.bootstrap.data_directory import DataDirectory
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.first_key import first_key_lines
@@ -47,14 +47,14 @@ def start(
     redis_url = REDIS_URL.read(os.environ)
     if redis_url:
         wait_for_redis(redis_url, timeout_s=GIVEN_REDIS_TIMEOUT_S)
-        say("redis", "the one in REDIS_URL answers")
+        print_step("redis", "the one in REDIS_URL answers")
     else:
         redis_url = _start_private_redis(data, supervisor, options.share)
     os.environ["REDIS_URL"] = redis_url
     os.environ["HELEXA_DATA_DIR"] = str(data.path)
     if options.with_neuron:
         supervisor.start(neuron_spec())
-        say("neuron", "starting")
+        print_step("neuron", "starting")
 
     # Django reads its settings when it is imported, which is now.
     from helexa_site.bootstrap.database import has_keys, prepare_database, prepare_fleet
@@ -66,20 +66,20 @@ def start(
         prepare_fleet(with_neuron=options.with_neuron, share=options.share)
         supervisor.start(control_spec())
         _start_gateway(options, config, supervisor)
-        _tell_commands(url, data, supervisor)
+        _write_serve_file(url, data, supervisor)
         readiness.wait_for_gateway(
             url, data.path, supervisor.ensure_running, needs_neuron=options.with_neuron
         )
         if has_model := options.with_model and options.with_neuron:
             has_model = wait_for_default_model(url, supervisor.ensure_running)
-        say_line(f"ready: {shown_url}")
+        print_line(f"ready: {shown_url}")
         if more_urls:
-            say("gateway", f"also at {', '.join(more_urls)}")
+            print_step("gateway", f"also at {', '.join(more_urls)}")
     finally:
         # Whatever happened: the password is stored nowhere in the clear.
-        say("admin", f"{shown_url}/admin/")
+        print_step("admin", f"{shown_url}/admin/")
         if password is not None:
-            say("login", f"admin, password {password} (shown this once)")
+            print_step("login", f"admin, password {password} (shown this once)")
     if not has_keys():
         from inference.gateway.request.identify import allows_anonymous  # needs Django's settings
 
@@ -90,27 +90,27 @@ def start(
             is_open=is_open,
             has_database_url=bool(DATABASE_URL.read(os.environ)),
         ):
-            say("keys", line)
+            print_step("keys", line)
     if options.share is not None:
-        say(
+        print_step(
             "share", f"{options.share.address}, for hosts that `{program()} neurons invite` invites"
         )
     if has_model:
-        say("try", readiness.curl_line(shown_url))
+        print_step("try", readiness.curl_line(shown_url))
 
 
 def wait_for_default_model(url: str, ensure_wanted: EnsureWanted) -> bool:
-    """Until it answers, where anybody loads it before somebody asks for it. Returns whether it is
-    offered at all."""
+    """Wait until the default model answers, where it is loaded at start and not by its first
+    request. Returns whether the catalogue offers it at all."""
     from helexa_site.bootstrap.database import default_model_entry
 
     name, entry = readiness.DEFAULT_MODEL, default_model_entry()
     if entry is None:
-        say("model", f"{name} is not offered: it was disabled or deleted in the catalogue")
+        print_step("model", f"{name} is not offered: it was disabled or deleted in the catalogue")
     elif entry.is_kept_loaded:
         readiness.wait_for_answer(url, entry, ensure_wanted)
     else:
-        say("model", f"{name} is not pinned: it is loaded when somebody asks")
+        print_step("model", f"{name} is not pinned: it is loaded when somebody asks")
     return entry is not None
 
 
@@ -132,11 +132,11 @@ def _start_private_redis(data: DataDirectory, supervisor: Supervisor, share: Sha
     wait_for_redis(
         server.url, is_alive=lambda: child.num_failures == 0 and not supervisor.is_stopping
     )
-    say("redis", f"private, started ({Path(server.command[0]).name})")
+    print_step("redis", f"private, started ({Path(server.command[0]).name})")
     return server.url
 
 
-def _tell_commands(url: str, data: DataDirectory, supervisor: Supervisor) -> None:
+def _write_serve_file(url: str, data: DataDirectory, supervisor: Supervisor) -> None:
     key = os.environ["HELEXA_SERVE_KEY"]
     running = RunningServe(url=url, key=key, process_id=os.getpid())
     write_running(data.path, running)
@@ -147,7 +147,9 @@ def _start_gateway(options: ServeOptions, config: Config, supervisor: Supervisor
     # Ours alone: with it the gateway can be asked how it is, wherever it listens.
     os.environ.setdefault("HELEXA_SERVE_KEY", secrets.token_urlsafe(32))
     supervisor.start(gateway_spec(options.host, options.port))
-    say("gateway", f"starting on {options.host} port {options.port}")
+    print_step("gateway", f"starting on {options.host} port {options.port}")
     if not is_loopback(options.host) and not (config.api_key or config.allow_anonymous):
-        say("gateway", "clients need an API key, or HELEXA_ALLOW_ANONYMOUS=1 serves anybody who")
-        say("", "reaches the port")
+        print_step(
+            "gateway", "clients need an API key, or HELEXA_ALLOW_ANONYMOUS=1 serves anybody who"
+        )
+        print_step("", "reaches the port")

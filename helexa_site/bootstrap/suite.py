@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helexa_site.bootstrap.console import say
+from helexa_site.bootstrap.console import print_step
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.isolation import isolate
 from inference.loading.host_memory import host_memory
@@ -32,16 +32,16 @@ def run_suite(arguments: list[str]) -> int:
     """pytest's exit code."""
     isolate(os.environ)
     try:
-        say("model", f"the default model is at {fetch_default_model()}")
+        print_step("model", f"the default model is at {fetch_default_model()}")
     except LoadError as error:
-        # Not the end: tests that need no model can run, and those that do will say the same.
-        say("model", f"not available: {error}")
+        # Not the end: tests without a model can run, and the others report the same error.
+        print_step("model", f"not available: {error}")
     # Containers often forbid Python to keep bytecode. Hundreds of processes that tests start would
-    # then compile helexa anew each.
+    # then compile helexa again, each for itself.
     environment = {key: value for key, value in os.environ.items() if key != NO_BYTECODE}
     command = [sys.executable, "-m", "pytest", *spreading(arguments), *coverage_last(arguments)]
     with subprocess.Popen(command, cwd=REPOSITORY_DIR, env=environment) as pytest:
-        # Ctrl-C reaches pytest as well, which then says how far it came.
+        # Ctrl-C reaches pytest as well, which then prints its summary.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: pytest.terminate())
         return pytest.wait()

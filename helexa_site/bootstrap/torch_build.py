@@ -1,4 +1,4 @@
-"""Which build of torch a host gets, said with its size before anything is fetched.
+"""Which build of torch a host gets, printed with its size before anything is fetched.
 
     an NVIDIA driver                  PyPI's, with CUDA: gigabytes
     none, and torch's CPU index       its build for CPUs, a twentieth of that
@@ -38,7 +38,7 @@ class TorchBuild:
     index: str | None
     """The index that torch alone is taken from, before the rest; ``None``: pip's own."""
     words: str
-    """What is said to the operator about it."""
+    """The line printed for the operator."""
     has_cuda: bool = False
     """Wanted so, because there is a driver."""
 

@@ -1,8 +1,8 @@
-"""``manage.py doctor``: is everything here as helexa needs it? A line is ok or says how to mend it.
+"""``manage.py doctor``: is everything here as helexa needs it? A line is ok or names a remedy.
 
     settings ─▶ read? ─▶ database, Redis, disk, GPUs, clock, ports, versions of the fleet
-                            each check alone: one that breaks is a finding, and the others go on
+                           each check alone: one that breaks is a finding, the others continue
 
 Looks and changes nothing. A host that only runs a neuron has no database, and a gateway no GPU:
-what is not there by design is no fault.
+parts missing by design are no fault.
 """

@@ -41,14 +41,14 @@ def examine(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def _refused(error: SettingError) -> Finding:
-    return failed("settings", str(error), "mend that variable: the settings page says how")
+    return failed("settings", str(error), "mend that variable: the settings page explains it")
 
 
 def run_checks(checks: Sequence[Check]) -> Iterator[Finding]:
     for name, check in checks:
         try:
             yield from check()
-        except Exception as error:  # noqa: BLE001 - the other checks go on
+        except Exception as error:  # noqa: BLE001 - the other checks continue
             yield failed(
                 name, f"this check broke: {type(error).__name__}: {error}", "report this line"
             )

@@ -1,4 +1,4 @@
-"""The fleet: its versions, its clocks, and what each neuron says is wrong with it."""
+"""The fleet: its versions, its clocks, and the problems that each neuron reports."""
 
 from __future__ import annotations
 

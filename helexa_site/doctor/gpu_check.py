@@ -35,13 +35,13 @@ def gpu_findings(command: tuple[str, ...] = COMMAND) -> Iterator[Finding]:
             text=True,
             timeout=TIMEOUT_S,
         )
-        told = json.loads(done.stdout)
+        facts = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
         yield failed(CHECK, "the NVIDIA driver does not answer", "reboot this host")
     except (OSError, ValueError) as error:
         yield warning(CHECK, f"this host cannot be looked at: {error}", "see the lines above")
     else:
-        yield from findings_of(told)
+        yield from findings_of(facts)
 
 
 def _bringing_torch() -> str:
@@ -50,33 +50,33 @@ def _bringing_torch() -> str:
     return f"{program()} neuron"
 
 
-def findings_of(told: dict[str, Any]) -> Iterator[Finding]:
-    """What follows from what ``inference.neuron.host.host_check`` says. Pure."""
-    for problem in told["problems"]:
+def findings_of(facts: dict[str, Any]) -> Iterator[Finding]:
+    """The findings from the output of ``inference.neuron.host.host_check``. Pure."""
+    for problem in facts["problems"]:
         text, _, mend = problem.partition(": ")
         yield failed(CHECK, text, mend or "see the troubleshooting page")
-    if problem := told.get("triton_problem"):
+    if problem := facts.get("triton_problem"):
         text, _, mend = problem.partition(": ")
         yield warning(CHECK, text, mend)
-    if told["torch"] is None:
+    if facts["torch"] is None:
         yield warning(
             CHECK, "torch is not installed: no model can be loaded here", _bringing_torch()
         )
-    elif _is_older(told["driver_cuda"], told["torch_cuda"]):
+    elif _is_older(facts["driver_cuda"], facts["torch_cuda"]):
         yield failed(
             CHECK,
-            f"the driver {told['driver']} runs CUDA {told['driver_cuda']}, and torch "
-            f"{told['torch']} is built for {told['torch_cuda']}",
-            f"install a driver for CUDA {told['torch_cuda']} or newer",
+            f"the driver {facts['driver']} runs CUDA {facts['driver_cuda']}, and torch "
+            f"{facts['torch']} is built for {facts['torch_cuda']}",
+            f"install a driver for CUDA {facts['torch_cuda']} or newer",
         )
-    elif told["cards"] and not told["problems"]:
-        yield ok(CHECK, f"{', '.join(told['cards'])}: driver {told['driver']} and torch agree")
-    elif not told["cards"] and not told["problems"]:
+    elif facts["cards"] and not facts["problems"]:
+        yield ok(CHECK, f"{', '.join(facts['cards'])}: driver {facts['driver']} and torch agree")
+    elif not facts["cards"] and not facts["problems"]:
         yield ok(CHECK, "no NVIDIA GPU: models run on the CPU")
 
 
 def _is_older(driver_cuda: str | None, torch_cuda: str | None) -> bool:
-    """A driver runs what is built for its own major version of CUDA and for older ones."""
+    """A driver runs code built for its own major version of CUDA and for older ones."""
     if driver_cuda is None or torch_cuda is None:
         return False
     return int(driver_cuda.partition(".")[0]) < int(torch_cuda.partition(".")[0])

@@ -48,11 +48,11 @@ def _findings(client: redis.Redis) -> Iterator[Finding]:
     took_ms = (time.time() - before_s) * 1000
     yield from clock_findings(_time_of(client), before_s, time.time())
     try:
-        told: Any = client.info()
+        facts: Any = client.info()
     except redis.ResponseError:
         yield ok(CHECK, f"answers in {took_ms:.0f} ms; this user may not ask it for more")
         return
-    yield from info_findings(told, took_ms)
+    yield from info_findings(facts, took_ms)
     yield from _bounds(client)
 
 
@@ -78,12 +78,12 @@ def bounds_findings(users: Sequence[str], settings: Mapping[str, int]) -> Iterat
             )
 
 
-def info_findings(told: dict[str, Any], took_ms: float) -> Iterator[Finding]:
-    """What follows from what ``INFO`` says. Pure."""
-    word = str(told.get("redis_version", "0"))
+def info_findings(facts: dict[str, Any], took_ms: float) -> Iterator[Finding]:
+    """The findings from Redis' ``INFO``. Pure."""
+    word = str(facts.get("redis_version", "0"))
     version = tuple(int(part) for part in word.split(".")[:2] if part.isdigit())
-    policy = told.get("maxmemory_policy", "noeviction")
-    limit, used = int(told.get("maxmemory", 0)), int(told.get("used_memory", 0))
+    policy = facts.get("maxmemory_policy", "noeviction")
+    limit, used = int(facts.get("maxmemory", 0)), int(facts.get("used_memory", 0))
     findings = []
     if version < MIN_VERSION:
         findings.append(failed(CHECK, f"{word} is too old", "upgrade it to 7 or newer"))
@@ -126,8 +126,8 @@ def _text(value: str | bytes) -> str:
 
 
 def _time_of(client: redis.Redis) -> float:
-    told: Any = client.time()
-    seconds, microseconds = told
+    facts: Any = client.time()
+    seconds, microseconds = facts
     return float(seconds) + float(microseconds) / 1e6
 
 

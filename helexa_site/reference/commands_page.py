@@ -1,6 +1,6 @@
 """Writes docs/operating/commands.md from the parsers of the commands.
 
-``python -m helexa_site.reference`` writes it, and a test fails while it says anything else. Before
+``python -m helexa_site.reference`` writes it, and a test fails while it differs. Before
 the environment exists, ``manage.py COMMAND --help`` prints from this page.
 """
 
@@ -29,7 +29,7 @@ INTRODUCTION = f"""\
 
 <!-- Written by `python -m helexa_site.reference`. -->
 
-`serve`, `neuron`, `doctor`, `environment` and `test` say their flags with `--help`, and are
+`serve`, `neuron`, `doctor`, `environment` and `test` print their flags with `--help`, and are
 described in [install](install.md). Those that ask a server take `--url` and `--key` (`HELEXA_URL`,
 `HELEXA_API_KEY`), or without `--url` the database of this machine.
 
@@ -38,7 +38,7 @@ described in [install](install.md). Those that ask a server take `--url` and `--
 | {ExitCode.DONE} | done |
 | {ExitCode.REFUSED} | it failed, or a value is not allowed; `status`: something is wrong |
 | {ExitCode.USAGE} | the command line is wrong |
-| {ExitCode.NOT_FOUND} | what is named is not there |
+| {ExitCode.NOT_FOUND} | the named thing does not exist |
 | {ExitCode.CONFLICT} | the present state does not allow it |
 | {ExitCode.DENIED} | the key is missing or wrong, or may not do this |
 | {ExitCode.UNAVAILABLE} | the server, its database or its Redis does not answer: try again |

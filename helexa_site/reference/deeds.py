@@ -1,7 +1,7 @@
 """What operators can do to each noun, and by which doors: REST, a command, the admin.
 
 The tests hold this table to the code: every door exists, every audited service, route that writes,
-command and admin page is in it, and a deed that lacks a door says why.
+command and admin page is in it, and a deed that lacks a door gives the reason.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deed:
     """``services`` are dotted below ``fleet.services`` or ``metering.services``; none: it reads.
-    ``admin`` is MODEL: WHAT, where WHAT is view, add, change, delete, ``action NAME``,
-    ``inline MODEL`` or ``page URL-NAME``. ``why`` says why a door is empty."""
+    ``admin`` is MODEL: VERB, where VERB is view, add, change, delete, ``action NAME``,
+    ``inline MODEL`` or ``page URL-NAME``. ``why`` is the reason for an empty door."""
 
     noun: str
     verb: str
@@ -406,9 +406,9 @@ ADMIN_ALONE = {
     "fleet.device": "neurons report them: GET /api/devices, neurons show",
     "metering.ledgerentry": "GET /api/usage and the command usage sum them",
     "metering.usagehour": "GET /api/usage and the command usage",
-    "metering.setasidereport": "records for whoever looks into a neuron",
+    "metering.setasidereport": "records for an operator who inspects a neuron",
 }
-"""Admin pages of nouns that are not in the table: what is there instead."""
+"""Admin pages of nouns that are not in the table, each with its purpose."""
 OTHER_ROUTES = {
     "POST /api/neurons/{name}/models/load": "the original system's path of models load",
     "POST /api/neurons/{name}/models/unload": "the original system's path of models unload",

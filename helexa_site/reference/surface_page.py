@@ -14,7 +14,7 @@ INTRODUCTION = """\
 <!-- Written by `python -m helexa_site.reference`. -->
 
 Every door calls the same service, which checks, writes and leaves the same audit entry. The admin's
-column names the model and what is done there.
+column names the model and the operation.
 
 | noun | verb | REST | command | admin | service |
 |---|---|---|---|---|---|

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from helexa_site.bootstrap.children import WARNINGS
-from helexa_site.bootstrap.console import relay, say, say_line
+from helexa_site.bootstrap.console import relay, print_step, print_line
 
 
 def test_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("HELEXA_LOG_FORMAT", raising=False)
-    say("redis", "started")
-    say_line("ready: http://127.0.0.1:1")
+    print_step("redis", "started")
+    print_line("ready: http://127.0.0.1:1")
     relay("gateway", "a\x1b[2Jb\nc")
     assert capsys.readouterr().out.splitlines() == [
         "redis       started",
@@ -24,7 +24,7 @@ def test_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 def test_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("HELEXA_LOG_FORMAT", "json")
-    say_line("ready: http://127.0.0.1:1")
+    print_line("ready: http://127.0.0.1:1")
     record = '{"ts": "2026-11-22T10:00:00.000Z", "level": "ERROR", "message": "m"}'
     relay("gateway", record)
     relay("gateway", "printed by a library")

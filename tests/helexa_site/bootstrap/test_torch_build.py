@@ -76,7 +76,7 @@ def test_torch_comes_first_and_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
     monkeypatch.setattr(environment, "_ensure_pip", lambda: None)
     monkeypatch.setattr(environment, "_pip", pip)
-    monkeypatch.setattr(environment, "say", lambda step, text: said.append(text))
+    monkeypatch.setattr(environment, "print_step", lambda step, text: said.append(text))
     monkeypatch.setattr(
         environment, "torch_here", lambda unmet: TorchBuild("https://cpu", "200 MB")
     )
@@ -100,7 +100,7 @@ def test_without_an_index_the_locked_build_for_cpus_is_looked_for_first(
 
     monkeypatch.setattr(environment, "_ensure_pip", lambda: None)
     monkeypatch.setattr(environment, "_pip", pip)
-    monkeypatch.setattr(environment, "say", lambda step, text: None)
+    monkeypatch.setattr(environment, "print_step", lambda step, text: None)
     monkeypatch.setattr(environment, "torch_here", lambda unmet: TorchBuild(None, "no driver"))
     monkeypatch.setattr(environment, "installed_version", lambda name: "2.13.0+cpu")
     requirements = environment.REPOSITORY_DIR / "requirements.txt"

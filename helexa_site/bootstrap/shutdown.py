@@ -1,4 +1,4 @@
-"""Why to end: a signal, or what another thread failed with. Of several the first counts.
+"""Why the process shuts down: a signal, or another thread's failure. Of several the first counts.
 
     signal ─▶ any thread's C handler ──┐
                                        ├─ a byte ─▶ socket ─▶ the waiting main thread
@@ -22,7 +22,7 @@ FAILED = 0
 """Stands where a signal's number would, and is none."""
 
 
-class Ending:
+class Shutdown:
     """Made in the main thread, for the rest of the process."""
 
     def __init__(self) -> None:
