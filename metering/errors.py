@@ -3,16 +3,16 @@
     MeteringError
     ├── QuotaExceededError          a hard cap leaves no room for the request
     ├── RateLimitedError            too much for a minute, or too many at once
-    ├── LimitsUnavailableError      Redis does not answer: nobody can tell how much was used
+    ├── LimitsUnavailableError      Redis does not answer: the use so far is unknown
     ├── LedgerUnavailableError      the database does not answer: nothing was reserved
-    ├── DirectoryUnavailableError   nobody can say now whether a key is good: never a 401
+    ├── DirectoryUnavailableError   the key cannot be checked now: never a 401
     ├── KeyRefusedError             the key that was sent is no good
-    │   ├── InvalidKeyError         it is nobody's
+    │   ├── InvalidKeyError         it is unknown
     │   ├── RevokedKeyError
     │   ├── ExpiredKeyError
     │   └── DisabledAccountError    its account is switched off
     ├── NoAccountError              a person who belongs to no account
-    ├── UnknownNameError            an operator named what is not there
+    ├── UnknownNameError            an operator named an object that does not exist
     │   ├── UnknownAccountError
     │   ├── UnknownKeyError
     │   ├── UnknownUserError
@@ -30,7 +30,7 @@ from metering.limits.state import LimitKind, LimitState
 
 
 class MeteringError(Exception):
-    """``str`` of it may be shown to whoever asked."""
+    """``str`` of it may be shown to the caller."""
 
 
 class QuotaExceededError(MeteringError):
@@ -62,7 +62,7 @@ class QuotaExceededError(MeteringError):
 class RateLimitedError(MeteringError):
     """``subject`` is the key's prefix or the account whose ``limit`` it was. ``retry_after_s`` is
     ``None`` where waiting does not help. ``state`` is what the caller has left; ``None`` where
-    nobody needed to look."""
+    the check did not need it."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class ExpiredKeyError(KeyRefusedError):
 
 class DisabledAccountError(KeyRefusedError):
     """A 401 as well: the key opens nothing any more, whatever is asked for with it. A 403 would
-    say that something else may still be asked for."""
+    imply that it may be used for other requests."""
 
 
 class NoAccountError(MeteringError):

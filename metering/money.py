@@ -37,7 +37,7 @@ def usd_text(micro_usd: int) -> str:
 
 
 def cost_text(micro_usd: int) -> str:
-    """What was spent, as people write it: ``$1,234.57``, to the cent. Less than a cent is told
+    """An amount spent, as people write it: ``$1,234.57``, to the cent. Less than a cent is printed
     exactly."""
     if micro_usd < MICRO_USD_PER_CENT:
         return usd_text(micro_usd)
@@ -61,7 +61,7 @@ def amount_words(unit: str, amount: int) -> str:
 
 
 def cap_of(unit: str, word: str) -> int:
-    """What somebody wrote as a budget's cap: dollars, or whole tokens. Raises ``ValueError`` with
+    """A budget's cap as a person wrote it: dollars, or whole tokens. Raises ``ValueError`` with
     a message for people."""
     if unit == MICRO_USD:
         return micro_usd_of(word)

@@ -83,7 +83,7 @@ def measure(
         open_process,
         rows=rows,
         num_rounds=arguments.rounds,
-        say=lambda text: console.print(text, markup=False, highlight=False),
+        report=lambda text: console.print(text, markup=False, highlight=False),
     )
     try:
         _run_shapes(run, device, rows, arguments, folders)

@@ -28,12 +28,12 @@ STATUS_FIELDS = ("spent_now", "reserved_now", "left_now", "window_end")
 
 
 def caps_left_words(budgets: Iterable[Budget]) -> str:
-    """What is left of these budgets, in one cell."""
+    """The amounts left of these budgets, in one cell."""
     return selectors.left_words(status_of(budget) for budget in budgets)
 
 
 class BudgetStatusColumns:
-    """How budgets stand now: a window that is over counts as begun anew."""
+    """How budgets stand now: a window that is over counts as begun again."""
 
     @display(description="Cap", ordering="cap")
     def cap_now(self, budget: Budget) -> str:

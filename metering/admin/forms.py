@@ -58,7 +58,7 @@ class ApiKeyForm(CheckedForm):
         )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """A key keeps models that have left the catalogue until somebody takes them away."""
+        """A key keeps models that have left the catalogue until an admin removes them."""
         super().__init__(*args, **kwargs)
         offered = set(CatalogueModel.objects.values_list("name", flat=True))
         names = sorted(offered | set(self.instance.model_names))
@@ -89,7 +89,7 @@ class BudgetForm(CheckedForm):
                 self.fields["unit"].disabled = True
 
     def _get_validation_exclusions(self) -> set[str]:
-        """Leaves the table's constraints to ``check_row``, which says the same in words for
+        """Leaves the table's constraints to ``check_row``, which reports the same in words for
         people, and at its field."""
         excluded: set[str] = super()._get_validation_exclusions()  # type: ignore[misc]
         return excluded | {"account", "key", "window_s"}

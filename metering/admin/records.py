@@ -1,4 +1,4 @@
-"""What is only looked at: ledger entries, hours of usage, and the audit."""
+"""The read-only records: ledger entries, hours of usage, and the audit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from metering.money import usd_text
 
 
 class ReadOnlyAdmin(UnfoldAdmin):
-    """Nobody adds or changes a record. The number of all rows is not counted: there are many."""
+    """No one adds or changes a record. The number of all rows is not counted: there are many."""
 
     show_full_result_count = False
     list_per_page = 50
@@ -29,7 +29,7 @@ class ReadOnlyAdmin(UnfoldAdmin):
 
 
 class RecordAdmin(ReadOnlyAdmin):
-    """Nobody deletes a record either."""
+    """No one deletes a record either."""
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False

@@ -94,7 +94,7 @@ class GroupAdmin(DjangoGroupAdmin, UnfoldAdmin):
 
 
 def _changed(message: Any) -> list[str]:
-    """The fields that the admin's history names: never what is in them."""
+    """The fields that the admin's history names: never their values."""
     if not isinstance(message, list):
         return []
     return [field for part in message for field in part.get("changed", {}).get("fields", [])]

@@ -1,1 +1,1 @@
-"""Metering over HTTP: who one is, and what was used. Routed under ``/api/``."""
+"""Metering over HTTP: the caller's identity and usage. Routed under ``/api/``."""

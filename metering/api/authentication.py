@@ -1,4 +1,5 @@
-"""Who asks the REST API: a key, a person with a session, or nobody where nobody needs a key.
+"""Who asks the REST API: a key, a person with a session, or an anonymous caller where no key is
+required.
 
 The same records as the gateway's directory, read from the database for each request: these pages
 are read now and then, and by threads.
@@ -53,8 +54,8 @@ Found = tuple[AbstractUser | AnonymousUser, Caller]
 
 
 class KeyAuthentication(BaseAuthentication):
-    """``Authorization: Bearer KEY`` or ``x-api-key: KEY``. What is no key of ours is ignored where
-    nobody needs one, because SDKs send placeholders."""
+    """``Authorization: Bearer KEY`` or ``x-api-key: KEY``. An unknown key is ignored where no key
+    is required, because SDKs send placeholders."""
 
     def authenticate(self, request: Request) -> Found | None:
         """Raises ``MeteringError``."""
@@ -79,7 +80,7 @@ class KeyAuthentication(BaseAuthentication):
 
 
 class PersonAuthentication(SessionAuthentication):
-    """Somebody who is logged in, as in the admin. ``?account=`` says which of theirs."""
+    """A logged-in user, as in the admin. ``?account=`` names one of the user's accounts."""
 
     def authenticate(self, request: Request) -> Found | None:
         """Raises ``MeteringError``."""
@@ -92,7 +93,7 @@ class PersonAuthentication(SessionAuthentication):
 
 
 class AnonymousAuthentication(BaseAuthentication):
-    """The last one: whoever is nobody by then is anonymous or refused."""
+    """The last one: a caller without any identity is anonymous or refused."""
 
     def authenticate(self, _request: Request) -> Found:
         """Raises ``ProblemError``, ``DisabledAccountError``."""

@@ -13,7 +13,7 @@ MAX_DEPTH = 32
 
 
 class PlainJsonParser(JSONParser):
-    """Python's own parser takes NaN, half a character, and raises for what is nested deeply."""
+    """Python's own parser accepts NaN and half a character, and raises for deep nesting."""
 
     def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
         """Raises ``ParseError``."""

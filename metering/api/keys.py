@@ -116,7 +116,7 @@ class OneKeyView(KeyView):
         return Response(self.get_serializer(key).data)
 
     def permission(self, method: str) -> str | None:
-        """Revoking changes a key: nobody deletes one."""
+        """Revoking changes a key: keys are never deleted."""
         return super().permission("PATCH" if method == "DELETE" else method)
 
     @removal_schema

@@ -1,4 +1,4 @@
-"""What the REST API says when it refuses: problem details (RFC 9457) with helexa's codes.
+"""The REST API's refusals: problem details (RFC 9457) with helexa's codes.
 
     {"type": "about:blank", "title": "Forbidden", "status": 403,
      "code": "insufficient_scope", "detail": "…", "param": null}
@@ -42,7 +42,7 @@ AUTHENTICATE = "Bearer"
 
 
 class ProblemError(Exception):
-    """``retry_after_s`` is for a 503 of which it is known; others say a second."""
+    """``retry_after_s`` is for a 503 with a known wait; other 503s answer one second."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class ProblemError(Exception):
 
 
 def ensure_no_nul(request: Request) -> None:
-    """PostgreSQL has no such text, and would be said not to answer. Raises ``ProblemError``."""
+    """PostgreSQL stores no such text, and its error would read as a database that does not answer.
+    Raises ``ProblemError``."""
     for name, values in request.query_params.lists():
         if any("\0" in value for value in values):
             raise ProblemError(400, "invalid_value", f"A NUL is in {name!r}.", param=name)
@@ -135,4 +136,4 @@ def _problem(error: Exception) -> ProblemError:
             code = CODES.get(type(error), "invalid_request")
             return ProblemError(error.status_code, code, str(error.detail))
     logger.error("a request to the API failed", exc_info=error)
-    return ProblemError(500, "internal_error", "Something went wrong here; the log says what.")
+    return ProblemError(500, "internal_error", "Something went wrong here; the log has the reason.")

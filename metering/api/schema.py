@@ -1,4 +1,4 @@
-"""What the OpenAPI document of ``/api/`` says of every operation: how it may refuse.
+"""The refusals of every operation in the OpenAPI document of ``/api/``.
 
 REST framework knows what a view answers, not what it raises; every refusal is a problem, whose
 status is one of these.

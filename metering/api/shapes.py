@@ -22,7 +22,7 @@ AMOUNT = "In the unit."
 
 
 class BudgetShape(serializers.Serializer[Any]):
-    """A budget as it stands now: a window that is over counts as begun anew."""
+    """A budget as it stands now: a window that is over counts as begun again."""
 
     id = serializers.IntegerField()
     account = serializers.CharField(allow_null=True)

@@ -1,4 +1,4 @@
-"""What is under ``/api/``."""
+"""The paths under ``/api/``."""
 
 from __future__ import annotations
 

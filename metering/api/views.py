@@ -153,7 +153,7 @@ def _row(by: UsageGroup, row: UsageRow) -> dict[str, Any]:
 
 
 def _filter(caller: Caller, account: str | None, key: str | None) -> UsageFilter:
-    """Raises ``ProblemError``: nobody learns which accounts of others there are."""
+    """Raises ``ProblemError``: a caller cannot probe which accounts of others exist."""
     accounts = caller.accounts
     if account is not None:
         if accounts is not None and account not in accounts:

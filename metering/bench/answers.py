@@ -10,7 +10,7 @@ from metering.bench.errors import SampleFailedError
 
 MIN_DECODE_MS = 200.0
 MIN_WINDOW_S = 0.2
-"""Shorter than these, and clocks and batches of frames say more than the engine."""
+"""Below these, clocks and batches of frames dominate the figure, not the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ class AnthropicFold:
             parts[1] += delta.get("partial_json") or ""
 
     def _usage(self, usage: dict[str, Any]) -> None:
-        """Anthropic counts what was cached beside the rest of the prompt."""
+        """Anthropic counts cached tokens beside the rest of the prompt."""
         if (fresh := _whole(usage.get("input_tokens"))) is not None:
             cached = _whole(usage.get("cache_read_input_tokens")) or 0
             written = _whole(usage.get("cache_creation_input_tokens")) or 0

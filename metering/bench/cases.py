@@ -1,7 +1,7 @@
 """The fixed cases of ``tools`` and ``structured``, and whether an answer is right. Pure.
 
-They ask for little: what is counted is whether calls and JSON come out well formed and with what
-the question says in them. Changing a case makes old scores incomparable: add a scenario instead.
+They ask for little: the score counts whether calls and JSON are well formed and contain the
+question's values. Changing a case makes old scores incomparable: add a scenario instead.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ SCHEMA_CASES = (
 
 
 def fault_of_calls(case: ToolCase, calls: Sequence[tuple[str, str]]) -> str:
-    """What is wrong with the calls (name, arguments as they came); empty: nothing is."""
+    """The fault of the calls (name, arguments as they came); empty: none."""
     if len(calls) != 1:
         return f"{len(calls)} calls instead of one"
     name, text = calls[0]

@@ -1,9 +1,9 @@
 """Two builds or two targets, cell by cell: better, worse, or the same but for noise. Pure.
 
-A metric has changed where Mann and Whitney's test says so at ``ALPHA`` and its ratio is further
-from 1 than ``MIN_CHANGE``: given enough samples, the test alone would call changes of no size real.
-Where the test finds nothing and the ratio is as far from 1 as ``UNCLEAR_CHANGE``, the samples are
-too noisy to call the sides the same.
+A metric has changed where the Mann-Whitney test is significant at ``ALPHA`` and its ratio is
+further from 1 than ``MIN_CHANGE``: given enough samples, the test alone would call changes of no
+size real. Where the test finds nothing and the ratio is as far from 1 as ``UNCLEAR_CHANGE``, the
+samples are too noisy to call the sides the same.
 """
 
 from __future__ import annotations

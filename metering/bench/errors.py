@@ -1,9 +1,9 @@
 """Everything the bench can refuse.
 
     BenchError
-    ├── TargetUnreachableError   nobody answers at the endpoint, or not in its API's words
+    ├── TargetUnreachableError   the endpoint does not answer, or not in its API's format
     ├── SampleFailedError        one measurement came to nothing; ``status`` where there was one
-    ├── BenchFileError           a file that is to be imported says nothing we understand
+    ├── BenchFileError           a file to import has no content that we understand
     └── BenchValueError          a scenario, target or selection that there cannot be
 
 Messages are written for people. Imports nothing.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 
 class BenchError(Exception):
-    """``str`` of it may be shown to whoever asked."""
+    """``str`` of it may be shown to the caller."""
 
 
 class TargetUnreachableError(BenchError):

@@ -42,26 +42,26 @@ def file_import(
     except (OSError, UnicodeDecodeError) as error:
         raise BenchFileError(f"{path} cannot be read: {error}") from error
     if path.suffix == ".toml":
-        return toml_apply(actor=actor, told=read_bench_toml(text))
+        return toml_apply(actor=actor, toml=read_bench_toml(text))
     results = read_results(text, model=model, build=build)
     imported = _keep(actor, path, results.rows, origin=SCRIPTS_BENCH, target=target)
     return Imported(num_runs=imported.num_runs, remarks=results.remarks)
 
 
-def toml_apply(*, actor: Actor, told: BenchToml) -> Imported:
+def toml_apply(*, actor: Actor, toml: BenchToml) -> Imported:
     """Targets of the same name are changed. Raises ``BenchError``."""
     with transaction.atomic():
-        if told.plan:
+        if toml.plan:
             plan = store.plan_find()
-            for name, value in told.plan.items():
+            for name, value in toml.plan.items():
                 setattr(plan, name, value)
             store.plan_save(actor=actor, plan=plan)
-        for columns in told.targets:
+        for columns in toml.targets:
             target = BenchTarget.objects.filter(name=columns["name"]).first() or BenchTarget()
             for name, value in columns.items():
                 setattr(target, name, value)
             store.target_save(actor=actor, target=target)
-    return Imported(num_targets=len(told.targets), remarks=told.remarks)
+    return Imported(num_targets=len(toml.targets), remarks=toml.remarks)
 
 
 def _keep(

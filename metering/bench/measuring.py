@@ -235,7 +235,7 @@ def _sample(answer: Answer, max_tokens: int, artifact: str = "") -> Sample:
 
 
 def _scored(faults: dict[str, str]) -> Sample:
-    """``faults``: what is wrong with each case's answer; empty: nothing is."""
+    """``faults``: the fault of each case's answer; empty: none."""
     wrong = {name: fault for name, fault in faults.items() if fault}
     return Sample(
         max_tokens=CASE_MAX_TOKENS,

@@ -42,7 +42,7 @@ JUDGED: Mapping[ScenarioKind, tuple[Metric, ...]] = {
     ScenarioKind.CAPABILITY: (QUALITY,),
     ScenarioKind.EMBEDDING: (PREFILL, TOTAL),
 }
-"""Which of them say that a build got worse. An answer's whole time depends on its length."""
+"""Those that show that a build got worse. An answer's whole time depends on its length."""
 
 
 def judged_metrics(scenario_id: str) -> tuple[Metric, ...]:

@@ -98,7 +98,8 @@ class BenchRun(models.Model):
     cuda_version = models.CharField(max_length=100, blank=True)
     gpus = models.JSONField(default=list, blank=True)
     build = models.CharField(max_length=100)
-    """What cells go by: the commit where it is known, else the version that was told."""
+    """Cells are grouped by it: the commit where it is known, else the version that the server
+    reports."""
     git_sha = models.CharField(max_length=40, blank=True)
     git_sha_long = models.CharField(max_length=64, blank=True)
     git_dirty = models.BooleanField(default=False)
@@ -112,7 +113,7 @@ class BenchRun(models.Model):
     capabilities = models.JSONField(default=list, blank=True)
     devices = models.JSONField(default=list, blank=True)
     settings = models.JSONField(default=dict, blank=True)
-    """What was asked for, and what the endpoint told of how it runs the model."""
+    """The settings asked for, and those that the endpoint reports for the model."""
     scenario_id = models.CharField(max_length=100)
     prompt_size_approx = models.PositiveIntegerField(null=True, blank=True)
     prompt_tokens_actual = models.PositiveIntegerField(null=True, blank=True)

@@ -34,8 +34,8 @@ class Work:
 
     @property
     def warms_up(self) -> bool:
-        """Each sweep's first request to a cell is not measured: the server may have started anew
-        since the last one."""
+        """Each sweep's first request to a cell is not measured: the server may have restarted since
+        the last one."""
         return self.cell.scenario.kind not in WITHOUT_WARM_UP
 
 

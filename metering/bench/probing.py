@@ -1,4 +1,4 @@
-"""What targets tell of themselves, read into frozen values. Pure."""
+"""Reads the targets' descriptions of themselves into frozen values. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 UNKNOWN = "unknown"
 EXTERNAL = "external"
-"""The build of an endpoint that tells none."""
+"""The build of an endpoint that reports none."""
 MAX_BUILD_CHARACTERS = 100
 
 
@@ -38,11 +38,11 @@ class ModelInfo:
     id: str
     harness: str = ""
     capabilities: frozenset[str] = frozenset()
-    """Empty: it tells none."""
+    """Empty: it reports none."""
     context_tokens: int | None = None
     devices: tuple[int, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What else was told of how it runs."""
+    """Other settings that the server reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,8 @@ class Probed:
 
 
 def neuron_build(version: Mapping[str, Any]) -> BuildInfo:
-    """A dirty tree is a build of its own: nobody can tell it from another one, but it is not the
-    commit."""
+    """A dirty tree is a build of its own: it looks like any other dirty tree of the commit, but it
+    is not the commit."""
     sha, package = _text(version, "git_sha"), _text(version, "package_version")
     is_dirty = version.get("git_dirty") is True
     sha = "" if sha == UNKNOWN else sha
@@ -92,10 +92,10 @@ def neuron_models(models: Any) -> tuple[ModelInfo, ...]:
     return tuple(_model(entry) for entry in entries if entry.get("status", "loaded") == "loaded")
 
 
-def listed_models(told: Any) -> tuple[ModelInfo, ...]:
-    """Of ``/v1/models``, of whichever dialect. Left out are models that say that they are not
-    loaded, and helexa's aliases, which are the same models once more."""
-    entries = _objects(told.get("data") if isinstance(told, dict) else None)
+def listed_models(json_value: Any) -> tuple[ModelInfo, ...]:
+    """The models of ``/v1/models``, in any dialect. Left out are models with ``loaded: false``, and
+    helexa's aliases, which are the same models once more."""
+    entries = _objects(json_value.get("data") if isinstance(json_value, dict) else None)
     loaded = (entry for entry in entries if entry.get("loaded", True) is not False)
     return tuple(_model(entry) for entry in loaded if not _is_alias(entry))
 
@@ -105,9 +105,9 @@ def _is_alias(entry: Mapping[str, Any]) -> bool:
     return isinstance(aliases, list) and entry.get("id") in aliases
 
 
-def told_build(version: Any) -> str:
-    """Of what vLLM, SGLang and Ollama say at ``/version`` and ``/api/version``, and llama.cpp at
-    ``/props``."""
+def build_of_version(version: Any) -> str:
+    """The build in the answers of vLLM, SGLang and Ollama at ``/version`` and ``/api/version``, and
+    of llama.cpp at ``/props``."""
     if not isinstance(version, dict):
         return ""
     for name in ("git_sha", "build_info", "version", "package_version"):
@@ -133,14 +133,14 @@ def telemetry_of(health: Mapping[str, Any], model: ModelInfo) -> Telemetry:
         if not model.devices or card.get("index") in model.devices
     ]
 
-    def told(name: str) -> list[int]:
+    def readings(name: str) -> list[int]:
         return [card[name] for card in cards if type(card.get(name)) is int]
 
-    used = told("vram_used_mb")
+    used = readings("vram_used_mb")
     return Telemetry(
         vram_used_mb=sum(used) if used else None,
-        gpu_util_pct=max(told("utilization_pct"), default=None),
-        gpu_temp_c=max(told("temp_c"), default=None),
+        gpu_util_pct=max(readings("utilization_pct"), default=None),
+        gpu_temp_c=max(readings("temp_c"), default=None),
     )
 
 
@@ -192,14 +192,16 @@ def _model(entry: Mapping[str, Any]) -> ModelInfo:
     )
 
 
-def _objects(told: Any) -> list[Mapping[str, Any]]:
-    """The objects of a list. Whatever else an unknown server says counts as nothing."""
-    return [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+def _objects(json_value: Any) -> list[Mapping[str, Any]]:
+    """The objects of a list. Any other value of an unknown server counts as an empty list."""
+    return (
+        [one for one in json_value if isinstance(one, dict)] if isinstance(json_value, list) else []
+    )
 
 
-def _capabilities(told: Any) -> frozenset[str]:
+def _capabilities(json_value: Any) -> frozenset[str]:
     """A list of words here; others have objects or nothing."""
-    return frozenset(map(str, told)) if isinstance(told, list) else frozenset()
+    return frozenset(map(str, json_value)) if isinstance(json_value, list) else frozenset()
 
 
 def _context(entry: Mapping[str, Any]) -> int | None:
@@ -210,6 +212,6 @@ def _context(entry: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _text(told: Mapping[str, Any], name: str) -> str:
-    value = told.get(name)
+def _text(json_value: Mapping[str, Any], name: str) -> str:
+    value = json_value.get(name)
     return value.strip() if isinstance(value, str) else ""

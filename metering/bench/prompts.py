@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 CHARACTERS_PER_TOKEN = 4
-"""Until an endpoint has counted a prompt, and where it tells no count."""
+"""Until an endpoint has counted a prompt, and where it reports no count."""
 MIN_FILLER_CHARACTERS = 32
 NO_THINKING = "/no_think"
 """Models that think obey it, others read over it: speeds are of answers."""
@@ -14,7 +14,7 @@ river stone market evening letter garden winter bridge paper captain window moun
 morning village cotton engine harbour island lantern meadow needle ocean pepper quiet road summer
 table valley water yellow anchor basket candle driver forest ginger hammer iron jacket kitchen
 ladder mirror number office pencil rabbit saddle thunder velvet wagon
-""".split()  # noqa: SIM905 - sixty quotes say no more
+""".split()  # noqa: SIM905 - sixty quotes add nothing
 ASK = (
     "Leave the words above alone. Write a report of about three hundred words for the council of a "
     "small coastal town on whether it should rebuild its old wooden pier. Say what the pier was "
@@ -41,7 +41,7 @@ def _filler_text(num_characters: int, salt: str) -> str:
 
 
 def chat_prompt(num_tokens: int, salt: str, filler_characters: int | None = None) -> str:
-    """About so many tokens, what is asked included. ``filler_characters`` is how long its words are
+    """About so many tokens, the question included. ``filler_characters`` is how long its words are
     for this endpoint's tokenizer, by ``corrected_filler``."""
     if filler_characters is None:
         filler_characters = guessed_filler(num_tokens)

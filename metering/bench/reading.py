@@ -1,7 +1,7 @@
-"""Reads of the bench's runs, grouped for whoever compares them.
+"""Reads of the bench's runs, grouped for comparison.
 
 A *series* here is what one target gave for one model and one scenario; its *builds* are in the
-order in which they were built, or first measured where nobody told when they were built.
+order in which they were built, or first measured where the build's date is unknown.
 """
 
 from __future__ import annotations

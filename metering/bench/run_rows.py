@@ -20,7 +20,7 @@ TEXT_COLUMNS = {
     "capabilities": "capabilities_json",
     "devices": "devices_json",
 }
-"""JSON that the original tells as text, by its names."""
+"""JSON that the original sends as text, by its names."""
 COLUMNS = tuple(field.name for field in BenchRun._meta.concrete_fields)
 
 

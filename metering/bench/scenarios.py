@@ -1,4 +1,4 @@
-"""What is measured: a scenario has an id that stays, because results are compared by it. Pure.
+"""The measured scenarios: each has an id that stays, because results are compared by it. Pure.
 
 chat:128          a prompt of 128 tokens that no cache knows, streamed
 chat:128:warm     the same prompt again and again, so that prefix caches serve it
@@ -7,7 +7,7 @@ context:8192      how fast answers come behind a context of that many tokens
 concurrency:8     so many new requests at once
 load, swap        the model is unloaded and loaded again; swap: by a request that waits for it
 tools, structured the share of fixed cases that were answered rightly
-capability:NAME   a probe's answer, kept for somebody to score
+capability:NAME   a probe's answer, kept for a person to score
 embedding         a batch of texts
 """
 
@@ -42,7 +42,7 @@ SIZED = frozenset(
     {ScenarioKind.CHAT, ScenarioKind.PREFILL, ScenarioKind.CONTEXT, ScenarioKind.CONCURRENCY}
 )
 TAKING_OFFLINE = frozenset({ScenarioKind.LOAD, ScenarioKind.SWAP})
-"""Nobody else can use the model meanwhile: measured only where they are asked for by name."""
+"""Other clients cannot use the model meanwhile: measured only where they are asked for by name."""
 WITHOUT_WARM_UP = TAKING_OFFLINE | {ScenarioKind.CAPABILITY}
 DEFAULT_SCENARIOS = (
     "chat:128",
@@ -88,7 +88,7 @@ class Scenario:
         return self.size if self.kind is ScenarioKind.CONCURRENCY else None
 
     def samples_needed(self, samples_per_build: int) -> int:
-        """A probe's answer is kept once: somebody is to read it."""
+        """A probe's answer is kept once: a person reads it."""
         return 1 if self.kind is ScenarioKind.CAPABILITY else samples_per_build
 
 
@@ -122,8 +122,8 @@ def parse_scenarios(texts: list[str] | tuple[str, ...]) -> list[Scenario]:
 def why_not(
     scenario: Scenario, *, capabilities: frozenset[str], context_tokens: int | None, max_tokens: int
 ) -> str:
-    """Why a model cannot be measured in it; empty: it can. What a model does not tell of itself is
-    no reason."""
+    """Why a model cannot be measured in it; empty: it can. A property that the model does not
+    report is no reason."""
     is_embedding_model = bool(capabilities & {"embeddings", "embedding"})
     if is_embedding_model and not capabilities & {"chat", "completions"}:
         return "" if scenario.kind in {ScenarioKind.EMBEDDING, ScenarioKind.LOAD} else "it embeds"

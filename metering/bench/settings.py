@@ -33,7 +33,7 @@ class SweepSettings:
     )
     probes: Mapping[str, Probe] = field(default_factory=dict)
     yields_for_s: float = 300.0
-    """How long a busy target is waited for before the sweep goes on without it."""
+    """How long a busy target is waited for before the sweep continues without it."""
     is_beside_load: bool = False
     """Measures also while others use the target."""
 
@@ -49,7 +49,7 @@ class TargetSpec:
     scenarios: tuple[Scenario, ...] = ()
     """Empty: the sweep's."""
     build: str = ""
-    """The build to record where the endpoint does not tell its own."""
+    """The build to record where the endpoint does not report its own."""
     hostname: str = ""
     gpus: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)

@@ -105,7 +105,7 @@ def run_of(kept: Kept) -> BenchRun:
 
 
 def run_score(*, actor: Actor, run_id: int, score: float, scorer: str = "manual") -> BenchRun:
-    """Somebody's word on what a probe was answered, from 0 to 1. Raises ``BenchValueError``."""
+    """Keeps a person's score of a probe's answer, from 0 to 1. Raises ``BenchValueError``."""
     if not 0 <= score <= 1:
         raise BenchValueError("score", f"{score:g} is not from 0 to 1")
     with transaction.atomic():
@@ -124,8 +124,8 @@ def run_score(*, actor: Actor, run_id: int, score: float, scorer: str = "manual"
 
 
 def runs_import(*, actor: Actor, runs: Sequence[BenchRun], source: str) -> int:
-    """Rows of a file; what is in the database already, with the same moment, cell and numbers, is
-    not added again. How many were added."""
+    """Adds the rows of a file and returns how many were new. A row that the database already has,
+    with the same moment, cell and numbers, is skipped."""
     with transaction.atomic():
         known = set(
             map(
@@ -227,12 +227,12 @@ def spec_of(target: BenchTarget, environment: Mapping[str, str]) -> TargetSpec:
     )
 
 
-def _probe(told: Any) -> Probe:
+def _probe(fields: Any) -> Probe:
     try:
-        return Probe(**told)
+        return Probe(**fields)
     except TypeError:
         raise BenchValueError(
-            "probes", f"{told!r} is not like {{'name': …, 'prompt': …, 'max_tokens': 2048}}"
+            "probes", f"{fields!r} is not like {{'name': …, 'prompt': …, 'max_tokens': 2048}}"
         ) from None
 
 

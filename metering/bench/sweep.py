@@ -69,7 +69,7 @@ class Sweep:
     settings: SweepSettings
     store: Store
     open_target: Callable[[TargetSpec], Target]
-    say: Callable[[str], object]
+    report: Callable[[str], object]
     sleep: Callable[[float], object] = time.sleep
     clock: Callable[[], float] = time.monotonic
 
@@ -84,7 +84,7 @@ class Sweep:
 
     def _leave_out(self, result: SweepResult, reason: str) -> None:
         result.left_out.append(reason)
-        self.say(f"left out: {reason}")
+        self.report(f"left out: {reason}")
 
 
 class _TargetSweep:
@@ -213,7 +213,9 @@ class _TargetSweep:
         model = self._models[work.cell.model]
         self._result.num_ok += sample is not None
         self._result.num_failed += sample is None
-        self._sweep.say(f"{' '.join(work.cell.key)}: {_told(sample) if sample else error}")
+        self._sweep.report(
+            f"{' '.join(work.cell.key)}: {_values_text(sample) if sample else error}"
+        )
         self._sweep.store.keep(
             Kept(
                 spec=self._spec,
@@ -238,7 +240,7 @@ class _TargetSweep:
             self._sweep.sleep(BUSY_POLL_S)
 
 
-def _told(sample: Sample) -> str:
+def _values_text(sample: Sample) -> str:
     parts = [
         f"{value:.4g} {unit}"
         for value, unit in (

@@ -3,13 +3,13 @@
     find(key) ─▶ remembered? ── yes ─▶ digest, revoked, disabled, expired ─▶ Principal
                      │ no
                      ▼
-                 next round ─▶ one thread reads the revision, what is wanted, and, where the
+                 next round ─▶ one thread reads the revision, the wanted keys and, where the
                                revision has changed, everything that is remembered
 
-One task reads the database, one round after the other: every 0.4 s, and sooner where somebody waits
-for a key that is not remembered. So a revocation counts within a second on every gateway, and
-however many unknown keys are sent, there is one query at a time. While the database is away what
-is remembered goes on counting, and a key that is not remembered raises
+One task reads the database, one round after the other: every 0.4 s, and sooner where a request
+waits for a key that is not remembered. So a revocation counts within a second on every gateway, and
+however many unknown keys are sent, there is one query at a time. While the database is offline,
+remembered keys stay valid, and a key that is not remembered raises
 ``DirectoryUnavailableError``: it may well be a good one.
 """
 
@@ -224,7 +224,7 @@ class KeyDirectory:
                 _put(self._unknown_until, prefix, until_s)
 
     def _lose(self, error: DirectoryUnavailableError | None) -> None:
-        """What was unknown may have been made since, and nobody could say."""
+        """An unknown key may have been created since, and the database could not confirm it."""
         self._unknown_until.clear()
         if not self._is_away:
             logger.warning("API keys are those remembered: %s", error or "see above")

@@ -1,4 +1,4 @@
-"""What is remembered of keys, accounts and people to tell who asks. Pure: no ORM, no I/O."""
+"""Remembered keys, accounts and people, for identifying callers. Pure: no ORM, no I/O."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCOPES_BY_ROLE = {
 }
 """A person who has several accounts and names none acts in that with the first of these roles."""
 SHARED_SCOPES = frozenset({Scope.INFERENCE, Scope.USAGE_READ, Scope.FLEET_READ})
-"""What whoever sends ``HELEXA_API_KEY`` may do."""
+"""The scopes of a caller who sends ``HELEXA_API_KEY``."""
 
 
 class Person(Protocol):
@@ -75,8 +75,8 @@ class KeyRecord:
     is_revoked: bool = False
 
     def principal_for(self, presented_key: str, *, secret: bytes, now_unix_s: float) -> Principal:
-        """Raises ``KeyRefusedError``. Only the holder of the key is told more than that it is not
-        valid."""
+        """Raises ``KeyRefusedError``. Only the holder of the key gets a reason beyond that it is
+        not valid."""
         if not is_key_of(presented_key, self.digest, secret):
             raise InvalidKeyError("The API key is not valid.")
         return self.principal_now(now_unix_s)

@@ -38,7 +38,7 @@ class KeyUses:
         self._task = asyncio.create_task(self._run(), name="key uses")
 
     async def stop(self) -> None:
-        """Writes what is left."""
+        """Writes the remaining uses."""
         if self._task is None:
             return
         self._task.cancel()

@@ -1,7 +1,7 @@
-"""The arithmetic of hard caps: what operations do to budgets and to what is reserved on them.
+"""The arithmetic of hard caps: the effect of each operation on budgets and on their reservations.
 
     Reserve   reserved += worst case      on every budget of the request, or on none
-    Narrow    reserved -= what is not needed
+    Narrow    reserved -= the excess
     Settle    reserved -= held,  spent += used
     Release   reserved -= held
 
@@ -59,7 +59,7 @@ class BudgetState:
 
     @property
     def unspent(self) -> int:
-        """What is left once all reservations have settled, if they use nothing."""
+        """The amount left once all reservations have settled, if they use nothing."""
         return max(0, self.cap - self.spent)
 
     def worst_case(self, prices: Prices, prompt_tokens: int, output_tokens: int) -> int:
@@ -81,9 +81,9 @@ class BudgetState:
         return max(0, settle.cost_micro_usd)
 
     def roll(self, now_s: int) -> bool:
-        """Begins anew if the window is over, or not begun; whether that changed anything. What is
-        reserved stays so: those requests are under way. Never goes back: gateways' clocks
-        differ."""
+        """Begins a new window if the current one is over or has not begun; returns whether that
+        changed anything. Reservations stay: their requests are running. Never goes back: gateways'
+        clocks differ."""
         if self.window is Window.BALANCE:
             return False
         if self.window_ends_s is not None and now_s < self.window_ends_s:
@@ -106,7 +106,7 @@ class BudgetState:
 @dataclass(slots=True)
 class Book:
     """Budgets by id and, by request, what it holds on which budget. Mutates both. A budget that is
-    not here was deleted, and binds nobody."""
+    not here was deleted, and limits no request."""
 
     budgets: dict[int, BudgetState]
     held: dict[str, dict[int, int]]
@@ -114,8 +114,8 @@ class Book:
     """Ids of the budgets whose state is no longer what it was."""
 
     def reserve(self, reserve: Reserve) -> Granted:
-        """Raises ``QuotaExceededError``. One that comes again, because its writer could not tell
-        whether it was committed, replaces what the first one holds."""
+        """Raises ``QuotaExceededError``. A repeated one, whose writer did not see whether the first
+        was committed, replaces what the first one holds."""
         self.release(reserve.request_id)
         now_s = int(reserve.now_unix_s)
         budgets = [self.budgets[id] for id in reserve.budgets if id in self.budgets]
@@ -150,17 +150,17 @@ class Book:
             needed = budget.worst_case(narrow.prices, narrow.prompt_tokens, narrow.output_tokens)
             if needed < amount:
                 held[budget_id] = needed
-                self._give_back(budget, amount - needed)
+                self._unreserve(budget, amount - needed)
 
     def settle(self, settle: Settle) -> bool:
-        """Charges what was used to the budgets on which the request holds a reservation, and gives
-        the reservation back. A budget is charged no more than was reserved on it, whatever a
+        """Charges the usage to the budgets on which the request holds a reservation, and releases
+        the reservation. A budget is charged no more than was reserved on it, whatever a
         neuron reports, so that its cap holds; returns whether that has cut anything off."""
         ended_s = int(settle.ended_unix_s)
         is_cut = False
         for budget_id, amount in self.held.pop(settle.request_id, {}).items():
             budget = self.budgets[budget_id]
-            self._give_back(budget, amount)
+            self._unreserve(budget, amount)
             budget.roll(ended_s)
             used = budget.used(settle)
             is_cut = is_cut or used > amount
@@ -170,9 +170,9 @@ class Book:
 
     def release(self, request_id: str) -> None:
         for budget_id, amount in self.held.pop(request_id, {}).items():
-            self._give_back(self.budgets[budget_id], amount)
+            self._unreserve(self.budgets[budget_id], amount)
 
-    def _give_back(self, budget: BudgetState, amount: int) -> None:
+    def _unreserve(self, budget: BudgetState, amount: int) -> None:
         budget.reserved -= amount
         self.changed.add(budget.id)
 

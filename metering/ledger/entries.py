@@ -1,11 +1,11 @@
-"""What the ledger and its reservations are told, as plain data.
+"""The operations on the ledger and its reservations, as plain data.
 
     Reserve ─▶ Granted | QuotaExceededError      before a request is submitted
     Narrow                                       when its prompt has been counted
     Settle                                       when it has ended: exactly one ledger entry
     Release                                      when it was never submitted: no entry
 
-The operations of one request are applied in the order in which they were told.
+The operations of one request are applied in the order in which they were queued.
 
 Amounts are integers: tokens and micro-USD.
 """
@@ -29,8 +29,8 @@ class Reserve:
     """Holds what a request may use at most on every budget of ``budgets``, or on none of them.
 
     ``prompt_tokens`` is a safe upper bound. ``output_tokens`` is what all choices together may
-    become where the client said so (``None``: it did not), ``default_output_tokens`` what they may
-    become at most otherwise; the budget may grant less of the latter, in equal parts to
+    become where the client set a limit (``None``: it did not), ``default_output_tokens`` what they
+    may become at most otherwise; the budget may grant less of the latter, in equal parts to
     ``num_choices``.
     """
 
@@ -56,7 +56,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrow:
-    """Gives back what turned out not to be needed."""
+    """Releases the part of a reservation that turned out not to be needed."""
 
     request_id: str
     budgets: tuple[int, ...]

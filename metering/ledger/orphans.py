@@ -1,4 +1,4 @@
-"""Releases what gateways that died have reserved, where no neuron reports what was used.
+"""Releases what dead gateways have reserved, where no neuron reports the usage.
 
 Usage reports are settled first (``metering.ledger.usage_reports``): a reservation that can be
 settled must not be swept.
@@ -28,7 +28,7 @@ SWEEP_GRACE_S = 120
 """After the lease. Neurons notice a dead gateway within seconds, and report before that is over."""
 HELD_LIMIT_S = 900
 """After the lease. Neurons cancel a dead gateway's requests within seconds, so one that lists them
-for longer keeps nobody's budget any more."""
+for longer no longer holds a budget."""
 LEASE_KEPT_S = 86_400
 
 

@@ -1,8 +1,8 @@
 """What a gateway's writer has yet to write, and how it goes into the database batch by batch.
 
 A batch that the database would not take stays in front and is tried again, so nothing is lost and
-the operations of a request keep their order. Reservations are the exception: nobody waits for a
-database that is away, so they are refused. One of them may have been committed all the same, if
+the operations of a request keep their order. Reservations are the exception: no request waits for a
+database that is offline, so they are refused. One of them may have been committed all the same, if
 the connection broke at the wrong moment: a ``Release`` takes its place.
 
 Belongs to one thread, whose database connection it uses; ``depth`` and ``age_s`` may be read by
@@ -51,20 +51,20 @@ class PendingWrite:
 
 
 class PendingWrites:
-    """``tell`` is called with the waiters whose writes are done."""
+    """``notify`` is called with the waiters whose writes are done."""
 
     def __init__(
         self,
         gateway_id: str,
         *,
         using: str,
-        tell: Callable[[Sequence[tuple[Waiter, Outcome]]], None],
+        notify: Callable[[Sequence[tuple[Waiter, Outcome]]], None],
         apply: Callable[..., list[store.Result]] = store.apply,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._gateway_id = gateway_id
         self._using = using
-        self._tell = tell
+        self._notify = notify
         self._apply = apply
         self._clock = clock
         self._writes: deque[PendingWrite] = deque()
@@ -155,13 +155,13 @@ class PendingWrites:
         connections[self._using].close()
 
     def _done(self, writes: Sequence[PendingWrite], outcomes: Sequence[Outcome]) -> None:
-        told = [
+        done = [
             (write.waiter, outcome)
             for write, outcome in zip(writes, outcomes, strict=True)
             if write.waiter is not None
         ]
-        if told:
-            self._tell(told)
+        if done:
+            self._notify(done)
 
     def _write_lease(self, lease_s: int) -> None:
         with connections[self._using].cursor() as cursor:

@@ -10,7 +10,7 @@ from metering.models import LedgerEntry
 
 ENTRIES_PER_BATCH = 1000
 MAX_BATCHES = 200
-"""How many batches one call deletes: the control has other things to do. The next call goes on."""
+"""How many batches one call deletes: the control has other work. The next call continues."""
 
 
 def ledger_entries_forget(*, older_than: timedelta) -> int:

@@ -3,8 +3,8 @@
     <data directory>/ledger-spool/<gateway id>.jsonl     a line a bill: CRC-32, then JSON
     <data directory>/ledger-spool/<gateway id>.damaged   kept for people: lines that cannot be read
 
-The kernel frees the lock of a process that dies, however it dies: whoever then locks the file has
-adopted it. Must not know the database.
+The kernel frees the lock of a process that dies, however it dies: the process that then locks the
+file has adopted it. Must not know the database.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SpoolFile:
 
     @classmethod
     def create(cls, directory: Path, name: str) -> SpoolFile:
-        """It gets its name when it is locked, so that nobody adopts it in between."""
+        """It gets its name when it is locked, so that no process adopts it in between."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         unnamed = directory / f".{name}{SUFFIX}"
         fd = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)

@@ -57,7 +57,7 @@ MAX_STREAM_BYTES = 16 * 1024 * 1024
 OUTCOME = re.compile(r"[a-z0-9_]{1,64}")
 NOTHING_USED = Usage(prompt_tokens=0, completion_tokens=0)
 IS_AWAY = (OperationalError, InterfaceError)
-"""The database's errors that say nothing of what was to be written."""
+"""The database's errors that do not depend on the rows written."""
 
 
 class UnfitReportError(Exception):
@@ -127,7 +127,7 @@ def _settle_batch(
 
 
 def _entries(client: redis.Redis, key: str, neuron: str, using: str) -> StreamEntries:
-    """Of a stream that nobody can read nothing is kept but a row that says so."""
+    """The entries of a stream. An unreadable stream leaves only a row that reports the error."""
     read = stream_read(key, max_bytes=MAX_STREAM_BYTES, count=REPORTS_PER_BATCH)
     try:
         return read.run(client)

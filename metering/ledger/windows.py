@@ -1,6 +1,6 @@
 """When a budget's window begins and ends. Pure: whole seconds of unix time in UTC, no clock.
 
-balance   ────────────────────────────▶   one window, for ever
+balance   ────────────────────────────▶   one window without an end
 day       |────────|────────|────────|    from midnight to midnight
 month     |──────────────|───────────|    from the first of a month to the next
 seconds      |─────|       |─────|        opens with a reservation; closed in between

@@ -3,7 +3,7 @@
     event loop                          writer thread, with a database connection of its own
     reserve ─┐                          take all that is queued (metering.ledger.pending_writes)
     narrow  ─┼─▶ queue, in order ─────▶ one transaction         (metering.ledger.store)
-    settle  ─┤                          tell all waiters by one call into the loop
+    settle  ─┤                          notify all waiters by one call into the loop
     release ─┘                          away? keep it all, wait, try again
        └─ bills that are not written soon ─▶ the data directory        (metering.ledger.spool)
 
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 MAX_QUEUED = 200_000
 """What the writer keeps while the database is away; more work is refused."""
 RESERVE_TIMEOUT_S = 3.0
-"""With the catalogue's ``READ_WAIT_S`` less than the five seconds in which a client is told that
-the database stands still."""
+"""With the catalogue's ``READ_WAIT_S`` less than the five seconds after which a client gets the
+error that the database does not answer."""
 NARROW_DELAY_S = 1.0
 """How long a ``Narrow`` waits at most for something that it can be written with."""
 BACKOFF = Backoff(first_s=0.05, max_s=2.0)
@@ -62,7 +62,7 @@ class LedgerWriter:
         """``spool_directory`` and ``oldest_unix_s``: the spool's; ``None``: there is none."""
         self._max_queued = max_queued
         self._queue: SimpleQueue[PendingWrite | None] = SimpleQueue()
-        self._pending = PendingWrites(gateway_id, using=using, tell=self._tell, apply=apply)
+        self._pending = PendingWrites(gateway_id, using=using, notify=self._notify, apply=apply)
         """The thread's alone."""
         self._spool = None
         if spool_directory is not None:
@@ -145,12 +145,12 @@ class LedgerWriter:
             self._spool.add(write)
 
     def release(self, release: Release) -> None:
-        """Frees what was reserved for a request that was never submitted."""
+        """Releases the reservation of a request that was never submitted."""
         if release.budgets:
             self._put(release)
 
     async def flush(self, timeout_s: float) -> bool:
-        """Waits until all that was told so far is written; whether it is."""
+        """Waits until everything queued so far is written; returns whether it is."""
         waiter = self._new_waiter()
         self._put(None, waiter)
         try:
@@ -223,15 +223,15 @@ class LedgerWriter:
         except Empty:
             pass
 
-    def _tell(self, told: Sequence[tuple[Waiter, Outcome]]) -> None:
+    def _notify(self, done: Sequence[tuple[Waiter, Outcome]]) -> None:
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(_complete, told)
+            self._loop.call_soon_threadsafe(_complete, done)
         except RuntimeError:
-            logger.info("the event loop is closed: nobody waits for the ledger any more")
+            logger.info("the event loop is closed: no request waits for the ledger any more")
 
 
-def _complete(told: Sequence[tuple[Waiter, Outcome]]) -> None:
-    for waiter, outcome in told:
+def _complete(done: Sequence[tuple[Waiter, Outcome]]) -> None:
+    for waiter, outcome in done:
         if not waiter.done():
             waiter.set_result(outcome)

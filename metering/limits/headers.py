@@ -1,4 +1,4 @@
-"""What callers with limits are told in headers, in the two forms that SDKs and clients know. Pure.
+"""The headers with a caller's limits, in the two forms that SDKs and clients know. Pure.
 
 ``Retry-After`` is not here: it goes with every refusal that has one.
 """

@@ -1,16 +1,16 @@
 """Limits per minute and at once, counted in Redis, so that they hold across all gateways.
 
-    acquire ─┬─▶ admitted: tokens charged by their bound, a seat taken ─┬─ extend    a longer prompt
+    acquire ─┬─▶ admitted: tokens charged by their bound, a lease taken ┬─ extend    a longer prompt
              │                                                          ├─ correct   what it used
              └─▶ RateLimitedError                                       ├─ renew     every 15 s
-                                                                        └─ release   the seat
+                                                                        └─ release   the lease
 
 One Lua script decides for a request's key and account and for every kind of limit, by Redis'
-clock: everything is charged or nothing. A caller without limits costs no Redis. A seat is a lease:
-those of a gateway that died are free within ``LEASE_S``, and what it charged drains in a minute.
+clock: everything is charged or nothing. A caller without limits costs no Redis. A lease is a lease:
+those of a gateway that died expire within ``LEASE_S``, and what it charged drains in a minute.
 
-Nothing is kept on disk. When Redis starts anew, everybody has a whole minute's limit again, and
-running requests have their seats back with the next renewal.
+Nothing is kept on disk. When Redis restarts, every caller has a whole minute's limit again, and
+running requests get their leases back with the next renewal.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class RateLimiter:
     async def acquire(
         self, principal: Principal, request_id: str, tokens: int, *, most: int | None = None
     ) -> LimitState:
-        """Charge one request and ``tokens``, the most that it may use, and take its seat. Where
+        """Charge one request and ``tokens``, the most that it may use, and take its lease. Where
         ``most`` is more, it is charged up to that: as many as leave half of the rest to others.
 
-        Whoever was admitted calls ``release`` in the end, and ``correct`` before it. Raises
-        ``RateLimitedError`` (then nothing is charged) or ``LimitsUnavailableError``.
+        The caller of an admitted request calls ``release`` in the end, and ``correct`` before it.
+        Raises ``RateLimitedError`` (then nothing is charged) or ``LimitsUnavailableError``.
         """
         if not (is_limited(principal.account_limits) or is_limited(principal.key_limits)):
             return NO_LIMITS
@@ -93,7 +93,7 @@ class RateLimiter:
             reply.add_done_callback(partial(self._undo, request_id, subjects))
             raise
         except (redis.RedisError, OSError) as error:
-            self._free_seats(request_id, subjects)  # the script may have run all the same
+            self._free_leases(request_id, subjects)  # the script may have run all the same
             raise LimitsUnavailableError("Redis does not answer; try again shortly.") from error
         if not admitted:
             raise refusal(subjects, _counts(numbers), tokens=tokens, now_ms=now_ms)
@@ -136,8 +136,8 @@ class RateLimiter:
         )
 
     def correct(self, request_id: str, tokens: int) -> None:
-        """Charge ``tokens`` instead of the bound: what is known so far of what it used. May be
-        called again when more is known; without effect on a request that holds nothing."""
+        """Charge ``tokens`` instead of the bound: the usage known so far. May be called again when
+        more is known; without effect on a request that holds nothing."""
         held = self._held.get(request_id)
         if held is None:
             return
@@ -151,19 +151,19 @@ class RateLimiter:
             self._call_soon(counts_keys, "take", difference, *per_minute)
             held.extra += difference
         elif returned := min(-difference, held.tokens):
-            self._call_soon(counts_keys, "give_back", held.slot, held.tokens, returned, *per_minute)
+            self._call_soon(counts_keys, "refund", held.slot, held.tokens, returned, *per_minute)
             held.tokens -= returned
 
     def release(self, request_id: str) -> None:
-        """Free the request's seats. Without effect on one that holds nothing."""
+        """Free the request's leases. Without effect on one that holds nothing."""
         if held := self._held.pop(request_id, None):
-            self._free_seats(request_id, held.subjects)
+            self._free_leases(request_id, held.subjects)
 
     async def renew(self) -> None:
-        """Keep the seats of this gateway's open requests. Raises ``LimitsUnavailableError``."""
+        """Keep the leases of this gateway's open requests. Raises ``LimitsUnavailableError``."""
         open_ids: defaultdict[str, list[str]] = defaultdict(list)
         for request_id, held in self._held.items():
-            for key in _seat_keys(held.subjects):
+            for key in _lease_keys(held.subjects):
                 open_ids[key].append(request_id)
         replies = [
             self._script.call([key], "renew", _LEASE_MS, *ids[start : start + MAX_RENEWED_AT_ONCE])
@@ -181,7 +181,7 @@ class RateLimiter:
             try:
                 await self.renew()
             except LimitsUnavailableError as error:
-                logger.debug("seats were not renewed: %s", error)
+                logger.debug("leases were not renewed: %s", error)
                 await asyncio.sleep(RENEW_AGAIN_S)
             else:
                 await asyncio.sleep(RENEW_INTERVAL_S)
@@ -196,7 +196,7 @@ class RateLimiter:
         subjects: tuple[Subject, ...],
         reply: asyncio.Future[list[int]],
     ) -> None:
-        """Gives back what the script charged a caller that left before its reply was there."""
+        """Refunds the charge of a caller that left before the script's reply was there."""
         if reply.cancelled() or reply.exception():
             return
         admitted, now_ms, charged, *_ = reply.result()
@@ -205,9 +205,9 @@ class RateLimiter:
             self.correct(request_id, 0)
             self.release(request_id)
 
-    def _free_seats(self, request_id: str, subjects: Sequence[Subject]) -> None:
-        if seat_keys := _seat_keys(subjects):
-            self._call_soon(seat_keys, "release", request_id)
+    def _free_leases(self, request_id: str, subjects: Sequence[Subject]) -> None:
+        if lease_keys := _lease_keys(subjects):
+            self._call_soon(lease_keys, "release", request_id)
 
     def _call_soon(self, keys: Sequence[str], operation: str, *arguments: str | int) -> None:
         """Calls the script and waits for no reply. Where Redis does not take it, debts drain and
@@ -227,7 +227,7 @@ def _open_key(subject: Subject) -> str:
     return keys.limit_open_key(subject.kind, subject.name)
 
 
-def _seat_keys(subjects: Sequence[Subject]) -> list[str]:
+def _lease_keys(subjects: Sequence[Subject]) -> list[str]:
     return [_open_key(each) for each in subjects if each.limits.max_concurrent is not None]
 
 

@@ -163,7 +163,7 @@ end
 -- that is given back; then each subject's tokens a minute.
 -- What has drained by itself is not given back a second time: it would let through more than the
 -- limit. So a subject goes on owing what charges after this one made it owe.
-local function give_back()
+local function refund()
   local slot, charged, amount = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
   if slot > now_slot or slot <= now_slot - NUM_SLOTS then
     return 0
@@ -215,7 +215,7 @@ end
 
 local operations = {
   acquire = acquire,
-  give_back = give_back,
+  refund = refund,
   take = take,
   release = release,
   renew = renew,

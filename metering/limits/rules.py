@@ -4,7 +4,7 @@
                                                                      └ refusal ─▶ RateLimitedError
 
 A limit per minute is a bucket: a whole minute's worth may be used at once, and it refills evenly.
-What is used is counted as a debt that drains. One request or token is ``PARTS`` of debt, so that a
+The use is counted as a debt that drains. One request or token is ``PARTS`` of debt, so that a
 limit of N a minute drains N parts a millisecond, in whole numbers.
 """
 
@@ -20,8 +20,8 @@ from metering.principal import Principal, RateLimits
 
 PARTS = 60_000
 """Milliseconds in a minute; the script's ``MINUTE_MS``."""
-SEAT_RETRY_AFTER_S = 1.0
-"""Nobody knows when a running request ends."""
+CONCURRENCY_RETRY_AFTER_S = 1.0
+"""The end of a running request is not known in advance."""
 
 
 class SubjectKind(StrEnum):
@@ -140,7 +140,7 @@ def _exceeded(subject: Subject, count: Counts, tokens: int) -> Iterator[tuple[Li
         if limit is not None and (wait_ms := _wait_ms(limit, debt, needed)) > 0:
             yield kind, wait_ms / 1000
     if limits.max_concurrent is not None and count.num_open >= limits.max_concurrent:
-        yield LimitKind.CONCURRENCY, SEAT_RETRY_AFTER_S
+        yield LimitKind.CONCURRENCY, CONCURRENCY_RETRY_AFTER_S
 
 
 def _wait_ms(limit: int, debt: int, needed: int) -> int:

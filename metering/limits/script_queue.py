@@ -2,7 +2,7 @@
 
     call ─▶ pending ─▶ one pipeline of all that is pending ─▶ each call's future
 
-What is called while a pipeline is on its way goes with the next one, so that a burst costs two
+Calls made while a pipeline is on its way go with the next one, so that a burst costs two
 round trips and not one for each call. A caller that stops waiting cuts no reply in two.
 """
 

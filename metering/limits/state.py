@@ -1,4 +1,4 @@
-"""What is left of a caller's limits: plain data that errors can say."""
+"""A caller's remaining limits: plain data that errors can carry."""
 
 from __future__ import annotations
 

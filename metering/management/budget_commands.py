@@ -37,7 +37,7 @@ def window_text(budget: Row) -> str:
 
 
 def caps_text(budgets: list[Row]) -> str:
-    """What is left of each of them, in words."""
+    """The amount left of each of them, in words."""
     names = [one.name for one in dataclasses.fields(BudgetStatus)]
     return left_words(BudgetStatus(**{name: row[name] for name in names}) for row in budgets)
 

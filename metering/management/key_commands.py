@@ -72,7 +72,7 @@ class ImportKey(AddKey):
 
 
 class RevokeKey(RemoveRow):
-    """Says when the key was revoked before."""
+    """Prints when the key was revoked before."""
 
     def run(self, run: Run) -> None:
         path = row_path(self.noun, row_id_of(self.noun, run.options))

@@ -25,10 +25,10 @@ CANNOT_WRITE = ("disk is full", "readonly database")
 """SQLite's words, of a database that is set up."""
 NO_DATABASE = (
     f"Has it been set up ({program()} serve does so, or {program()} migrate), and may this user "
-    "write there? DATABASE_URL and HELEXA_DATA_DIR say which it is, and have to be what serve's "
+    "write there? DATABASE_URL and HELEXA_DATA_DIR name it, and have to be what serve's "
     "are."
 )
-"""A caller is told this before there is a database, or with other variables than serve's."""
+"""The error before there is a database, or with other variables than serve's."""
 
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -1,4 +1,4 @@
-"""Hard caps, what is reserved on them, and the gateways that hold reservations.
+"""Hard caps, the reservations on them, and the gateways that hold reservations.
 
 Rows of ``Budget`` are read by the ORM and changed by ``metering.ledger.writer`` in raw SQL.
 """

@@ -1,7 +1,7 @@
 """What requests used: append-only entries, and their hourly sums. Written by
 ``metering.ledger.writer``.
 
-Accounts, keys and models are names, not foreign keys: the ledger outlives what it tells of.
+Accounts, keys and models are names, not foreign keys: the ledger outlives their rows.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from django.db import models
 
 
 class SetAsideReport(models.Model):
-    """A report that does not fit what its request was sent with. Nobody is charged by it."""
+    """A report that does not fit what its request was sent with. No account is charged by it."""
 
     at = models.DateTimeField(auto_now_add=True, db_index=True)
     neuron = models.CharField(max_length=100, db_index=True)

@@ -29,12 +29,12 @@ def playground(request: HttpRequest, reader: Reader) -> HttpResponse:
 @for_members
 @require_POST
 def key(request: HttpRequest, reader: Reader) -> HttpResponse:
-    """``account`` by form; the key is told this once."""
+    """``account`` by form; the answer shows the key this once."""
     wanted = request.POST.get("account", "")
     if wanted not in accounts_for(reader):
         problem = f"You cannot ask from the budget of the account {wanted!r}"
         return JsonResponse({"error": problem}, status=403)
     created = playground_key_create(reader=reader, account_name=wanted)
     assert created.row.expires_at is not None, "it is short-lived"
-    told = {"key": created.key, "expires_unix_s": int(created.row.expires_at.timestamp())}
-    return JsonResponse(told, status=201)
+    created_key = {"key": created.key, "expires_unix_s": int(created.row.expires_at.timestamp())}
+    return JsonResponse(created_key, status=201)

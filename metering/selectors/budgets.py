@@ -1,5 +1,5 @@
-"""How budgets stand now. A window that is over has not been begun anew in its row until a request
-comes: what is read here is as if one had."""
+"""How budgets stand now. A window that is over begins again in its row only with the next request:
+reads here already show it as begun."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def budgets_by_key(*, keys: Iterable[str], now_unix_s: float) -> dict[str, list[
 
 
 def left_words(budgets: Iterable[BudgetStatus]) -> str:
-    """``$0.40 of $1.00 per day``, for people: what is left of each."""
+    """``$0.40 of $1.00 per day``, for people: the amount left of each."""
     return ", ".join(
         f"{amount_text(one.unit, one.left)} of {amount_words(one.unit, one.cap)}{_per(one)}"
         for one in budgets

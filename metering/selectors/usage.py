@@ -1,6 +1,6 @@
-"""What was used, by day, model, key or account: sums of the ledger's hours.
+"""Usage by day, model, key or account: sums of the ledger's hours.
 
-``UsageFilter`` says whose usage may be seen; it is always applied.
+``UsageFilter`` limits whose usage may be seen; it is always applied.
 """
 
 from __future__ import annotations

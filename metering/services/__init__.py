@@ -1,4 +1,4 @@
-"""Every write to accounts, keys and budgets by somebody: each takes an actor and leaves an audit
+"""Every write to accounts, keys and budgets by an actor: each takes the actor and leaves an audit
 entry. Keyword-only functions named <entity>_<action>."""
 
 from metering.services.accounts import (

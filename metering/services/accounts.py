@@ -72,7 +72,7 @@ def account_update(*, actor: Actor, account: Account, changed_fields: list[str])
 
 
 def account_delete(*, actor: Actor, account: Account) -> None:
-    """Only one that never had a key: what the ledger tells of must stay explained. Raises
+    """Only one that never had a key: the ledger's entries must stay explained. Raises
     ``MeteringValueError``."""
     with transaction.atomic():
         if account.name in BUILT_IN_ACCOUNTS:

@@ -1,5 +1,5 @@
-"""What every write by somebody leaves behind: one audit entry, and where gateways must hear of it
-a new revision. Both belong into the transaction of the change itself."""
+"""Every write's traces: one audit entry, and a new revision where gateways must read again. Both
+belong into the transaction of the change itself."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def audit_entry_create(
 
 
 def revision_bump() -> None:
-    """Gateways read their keys, accounts and budgets again. Whoever changes these at the same
-    time waits for this transaction's end."""
+    """Gateways read their keys, accounts and budgets again. A concurrent change of these waits for
+    this transaction's end."""
     if not Revision.objects.filter(pk=1).update(number=F("number") + 1):
         Revision.objects.create(pk=1, number=1)
 

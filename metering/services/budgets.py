@@ -1,4 +1,4 @@
-"""Writes to hard caps. What is spent and reserved on them is the ledger's writer's alone."""
+"""Writes to hard caps. Only the ledger's writer changes the spent and reserved amounts on them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def budget_create(
 
 
 def budget_update(*, actor: Actor, budget: Budget, changed_fields: list[str]) -> None:
-    """The cap and its window; another window begins anew with the next request. Raises
+    """The cap and its window; another window begins with the next request. Raises
     ``MeteringValueError``."""
     for name in changed_fields:
         if name not in BUDGET_FIELDS or name == "unit":
@@ -75,7 +75,7 @@ def budget_update(*, actor: Actor, budget: Budget, changed_fields: list[str]) ->
 
 
 def budget_remove(*, actor: Actor, budget: Budget) -> None:
-    """What is reserved on it goes with it."""
+    """Its reservations go with it."""
     with transaction.atomic():
         name, detail = _name_of(budget), values_of(budget, (*BUDGET_FIELDS, "spent"))
         budget.delete()
@@ -95,7 +95,7 @@ def budget_check(*, budget: Budget) -> None:
         raise MeteringValueError("window", f"A window is one of {', '.join(Budget.Window.values)}")
     if budget.window == Budget.Window.SECONDS:
         if budget.window_s is None or not 1 <= budget.window_s <= MAX_WINDOW_S:
-            raise MeteringValueError("window_s", "Say how many seconds the window has")
+            raise MeteringValueError("window_s", "Name how many seconds the window has")
     elif budget.window_s is not None:
         raise MeteringValueError("window_s", f"A window of a {budget.window} has no seconds")
 

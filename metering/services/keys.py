@@ -34,7 +34,7 @@ MAX_NAME_CHARS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreatedKey:
-    """``key`` is to be shown once: nobody can read it again."""
+    """``key`` is to be shown once: it cannot be read again."""
 
     row: ApiKey
     key: str = field(repr=False)

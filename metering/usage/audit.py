@@ -71,7 +71,7 @@ def _conditions(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _detail(entry: AuditEntry) -> str:
-    """``cap: 5 → 7`` for what was changed, else what was given."""
+    """``cap: 5 → 7`` for a change, else the values given."""
     parts = []
     for name, value in entry.detail.items():
         is_change = isinstance(value, list) and len(value) == 2

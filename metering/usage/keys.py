@@ -82,7 +82,7 @@ def key_revoke(request: HttpRequest, reader: Reader, prefix: str) -> HttpRespons
 
 
 def _key(reader: Reader, prefix: str) -> ApiKey:
-    """Raises ``Http404``, also for a key of somebody else: nobody learns which there are."""
+    """Raises ``Http404``, also for another user's key: no user can probe which keys exist."""
     key = ApiKey.objects.filter(prefix=prefix).first()
     if key is None or not reader.may_change(key):
         raise Http404

@@ -1,4 +1,4 @@
-"""``/usage/``: what is left, and tokens and cost by day, model or key, as chart, table and CSV."""
+"""``/usage/``: amounts left, and tokens and cost by day, model or key, as chart, table and CSV."""
 
 from __future__ import annotations
 

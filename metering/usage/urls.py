@@ -1,4 +1,4 @@
-"""What is under ``/usage/``."""
+"""The paths under ``/usage/``."""
 
 from __future__ import annotations
 

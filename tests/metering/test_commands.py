@@ -263,7 +263,7 @@ class TestKeys:
         monkeypatch.setattr("metering.selectors.account_find", fail)
         message = refused("keys", "create", "research", code=6)
         assert "no such table: metering_account. Has it been set up" in message
-        assert "DATABASE_URL and HELEXA_DATA_DIR say which it is" in message
+        assert "DATABASE_URL and HELEXA_DATA_DIR name it" in message
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Who reads the bench's results: whoever may read the fleet, or everybody where the operator says
-so (``HELEXA_BENCH_PUBLIC``)."""
+"""Who reads the bench's results: every caller who may read the fleet, or everybody with
+``HELEXA_BENCH_PUBLIC``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from metering.bench.errors import BenchError, BenchValueError
 
 
 class PublicAuthentication(BaseAuthentication):
-    """Nobody is asked who they are: what they send as a key is not looked at."""
+    """No caller is authenticated: a key that is sent is ignored."""
 
     def authenticate(self, _request: Request) -> tuple[AnonymousUser, Caller]:
         return AnonymousUser(), Caller(principal=None)

@@ -1,4 +1,4 @@
-"""What is under ``/api/bench/``."""
+"""The paths under ``/api/bench/``."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
-"""Talking to what is measured, over HTTP with the standard library: nothing between its clock and
-ours but a socket."""
+"""Talks to the measured servers over HTTP with the standard library: only a socket lies between
+their clock and ours."""

@@ -34,7 +34,7 @@ class Asker(Protocol):
         ...
 
     def embed(self, model: str, texts: list[str]) -> int | None:
-        """How many tokens they were, where that is told. Raises ``SampleFailedError``."""
+        """The number of tokens, where the answer has it. Raises ``SampleFailedError``."""
         ...
 
 
@@ -78,11 +78,11 @@ class OpenAiAsker:
 
     def embed(self, model: str, texts: list[str]) -> int | None:
         body = {"model": model, "input": texts}
-        told = self._http.post(f"{self._base_url}/embeddings", body)
-        vectors = told.get("data") if isinstance(told, dict) else None
+        answer = self._http.post(f"{self._base_url}/embeddings", body)
+        vectors = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(vectors, list) or len(vectors) != len(texts):
             raise SampleFailedError(f"{len(texts)} texts have other than as many vectors")
-        tokens = (told.get("usage") or {}).get("prompt_tokens")
+        tokens = (answer.get("usage") or {}).get("prompt_tokens")
         return tokens if type(tokens) is int else None
 
 

@@ -73,8 +73,8 @@ def _reason(error: urllib.error.HTTPError) -> str:
     except (OSError, http.client.HTTPException):
         content = b""
     try:
-        told = json.loads(content)
-        message = told.get("error", told.get("detail"))
+        body = json.loads(content)
+        message = body.get("error", body.get("detail"))
         if isinstance(message, dict):
             message = message.get("message") or message.get("cause")
     except (ValueError, AttributeError):

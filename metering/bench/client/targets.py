@@ -2,7 +2,7 @@
 
 NeuronTarget     /version, /discovery, /models, /health of the original's neuron, at its own
                  port or under /api/neurons/NAME of a gateway, and what answers its models
-EndpointTarget   /v1/models, and whatever tells its version
+EndpointTarget   /v1/models, and a path with its version
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Target(Protocol):
 
 
 class Door(Protocol):
-    """The way to what a neuron tells and does."""
+    """The way to a neuron's answers and operations."""
 
     def get(self, path: str) -> Any:
         """Raises ``TargetUnreachableError``."""
@@ -72,8 +72,8 @@ class HttpDoor:
 
 
 class LocalDoor:
-    """The REST API's views in this process, as ``manage.py neurons`` calls them: whoever has the
-    database needs no key."""
+    """The REST API's views in this process, as ``manage.py neurons`` calls them: no key is needed,
+    because the caller has the database."""
 
     def __init__(self, name: str) -> None:
         self._path = f"neurons/{name}"
@@ -151,7 +151,7 @@ class NeuronTarget:
 
 
 class EndpointTarget:
-    """Any server of OpenAI's or Anthropic's API. Nobody can tell whether it is busy."""
+    """Any server of OpenAI's or Anthropic's API. It cannot report whether it is busy."""
 
     def __init__(self, spec: TargetSpec, http: Http) -> None:
         self._spec = spec
@@ -193,10 +193,10 @@ class EndpointTarget:
                 version = self._http.get(f"{self._root}/{path}")
             except TargetUnreachableError:
                 continue
-            if told := probing.told_build(version):
+            if build := probing.build_of_version(version):
                 return BuildInfo(
-                    build=told,
-                    package_version=told,
+                    build=build,
+                    package_version=build,
                     built_at=probing.moment_of(version.get("build_timestamp")),
                 )
         return BuildInfo(build=probing.EXTERNAL)
@@ -213,10 +213,10 @@ def _neuron_name(spec: TargetSpec) -> str:
 
 
 def _reachable(url: str, endpoint: str) -> str:
-    """A neuron that says ``localhost`` means its own host."""
-    told, asked = urlsplit(url), urlsplit(endpoint)
-    if told.hostname in ("localhost", "127.0.0.1", "0.0.0.0", "::1") and asked.hostname:
+    """A neuron that answers ``localhost`` means its own host."""
+    given, asked = urlsplit(url), urlsplit(endpoint)
+    if given.hostname in ("localhost", "127.0.0.1", "0.0.0.0", "::1") and asked.hostname:
         host = f"[{asked.hostname}]" if ":" in asked.hostname else asked.hostname
-        port = f":{told.port}" if told.port else ""
-        return f"{told.scheme}://{host}{port}{told.path}".rstrip("/")
+        port = f":{given.port}" if given.port else ""
+        return f"{given.scheme}://{host}{port}{given.path}".rstrip("/")
     return url.rstrip("/")

@@ -55,20 +55,20 @@ class BenchToml:
 def read_bench_toml(text: str) -> BenchToml:
     """Raises ``BenchFileError``."""
     try:
-        told = tomllib.loads(text)
+        table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BenchFileError(f"no TOML: {error}") from error
     remarks: list[str] = []
-    for name in told:
+    for name in table:
         if name not in ("bench", "scenarios", "api", "targets"):
             raise BenchFileError(f"there is no [{name}]")
-    for name in _table(told, "api"):
+    for name in _table(table, "api"):
         _left_out("api", name, remarks)
-    targets = told.get("targets", [])
+    targets = table.get("targets", [])
     if not isinstance(targets, list):
         raise BenchFileError("targets are written as [[targets]]")
-    plan = {**_bench(_table(told, "bench"), remarks)}
-    plan |= _scenarios(_table(told, "scenarios"), remarks)
+    plan = {**_bench(_table(table, "bench"), remarks)}
+    plan |= _scenarios(_table(table, "scenarios"), remarks)
     return BenchToml(plan=plan, targets=tuple(map(_target, targets)), remarks=tuple(remarks))
 
 
@@ -111,20 +111,20 @@ def _scenarios(table: Mapping[str, Any], remarks: list[str]) -> dict[str, Any]:
     return plan
 
 
-def _probe(told: Any) -> dict[str, Any]:
-    if not isinstance(told, dict) or not {"name", "prompt"} <= told.keys():
+def _probe(table: Any) -> dict[str, Any]:
+    if not isinstance(table, dict) or not {"name", "prompt"} <= table.keys():
         raise BenchFileError("a capability probe has a name and a prompt")
-    if extra := told.keys() - {"name", "prompt", "max_tokens"}:
+    if extra := table.keys() - {"name", "prompt", "max_tokens"}:
         raise BenchFileError(f"a capability probe has no {', '.join(sorted(extra))}")
-    return dict(told)
+    return dict(table)
 
 
-def _target(told: Any) -> dict[str, Any]:
-    if not isinstance(told, dict) or not {"name", "kind", "endpoint"} <= told.keys():
+def _target(table: Any) -> dict[str, Any]:
+    if not isinstance(table, dict) or not {"name", "kind", "endpoint"} <= table.keys():
         raise BenchFileError("a target has a name, a kind and an endpoint")
-    if extra := told.keys() - TARGET_NAMES.keys():
+    if extra := table.keys() - TARGET_NAMES.keys():
         raise BenchFileError(f"a target has no {', '.join(sorted(extra))}")
-    return {TARGET_NAMES[name]: value for name, value in told.items()}
+    return {TARGET_NAMES[name]: value for name, value in table.items()}
 
 
 def _left_out(table: str, name: str, remarks: list[str]) -> None:
@@ -134,8 +134,8 @@ def _left_out(table: str, name: str, remarks: list[str]) -> None:
     remarks.append(f"{table}.{name} is left out: {reason}")
 
 
-def _table(told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = told.get(name, {})
+def _table(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = parent.get(name, {})
     if not isinstance(table, dict):
         raise BenchFileError(f"{name} is no table")
     return table

@@ -48,28 +48,28 @@ def read_original(path: Path) -> Iterator[Mapping[str, Any]]:
         raise BenchFileError(f"no database of helexa-bench: {error}") from error
 
 
-def _row(told: Mapping[str, Any]) -> dict[str, Any]:
+def _row(original: Mapping[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {
-        name: told[name] for name in SAME if name in told and told[name] is not None
+        name: original[name] for name in SAME if name in original and original[name] is not None
     }
     for name in TEXTS & row.keys():
         row[name] = str(row[name])
     for name, column in LISTS.items():
-        row[column] = _list(told.get(name))
-    timestamp = moment_of(told.get("ts"))
+        row[column] = _list(original.get(name))
+    timestamp = moment_of(original.get("ts"))
     if timestamp is None:
-        raise BenchFileError(f"run {told.get('id')} has no moment: {told.get('ts')!r}")
-    prefill_ms, tokens = told.get("prefill_ms"), told.get("prefill_tokens")
+        raise BenchFileError(f"run {original.get('id')} has no moment: {original.get('ts')!r}")
+    prefill_ms, tokens = original.get("prefill_ms"), original.get("prefill_tokens")
     if prefill_ms and tokens:
         row["prefill_tps"] = tokens / prefill_ms * 1000
     row |= {
         "ts": timestamp,
-        "build_timestamp": moment_of(told.get("build_timestamp")),
-        "git_dirty": bool(told.get("git_dirty")),
-        "build": str(told.get("git_sha") or "external")[:100],
-        "scenario_id": _scenario(str(told["scenario_id"])),
-        "timing": "server" if told.get("decode_ms") else "client",
-        "ok": bool(told.get("ok")),
+        "build_timestamp": moment_of(original.get("build_timestamp")),
+        "git_dirty": bool(original.get("git_dirty")),
+        "build": str(original.get("git_sha") or "external")[:100],
+        "scenario_id": _scenario(str(original["scenario_id"])),
+        "timing": "server" if original.get("decode_ms") else "client",
+        "ok": bool(original.get("ok")),
     }
     return row
 

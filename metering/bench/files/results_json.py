@@ -81,7 +81,7 @@ POINT_LISTS = frozenset({"features", "capabilities", "devices"})
 JSON_TEXTS = {f"{name}_json": name for name in ("gpus", *sorted(POINT_LISTS))}
 """Lists that the API has as text."""
 OF_THE_DATABASE = frozenset({"id", "origin"})
-"""What the API says of a run and an import makes anew."""
+"""Fields that the API shows of a run and that an import creates itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,26 +91,26 @@ class ResultFile:
 
 
 def read_results(text: str, *, model: str, build: str) -> ResultFile:
-    """``model`` and ``build``: what a file of ``scripts/bench`` does not tell. Raises
+    """``model`` and ``build``: a file of ``scripts/bench`` does not contain them. Raises
     ``BenchFileError``."""
     try:
-        told = json.loads(text)
+        body = json.loads(text)
     except ValueError as error:
         raise BenchFileError(f"no JSON: {error}") from error
-    if isinstance(told, list):
-        return ResultFile(rows=tuple(_point(one) for one in told))
-    if not isinstance(told, dict) or not isinstance(told.get("subjects"), dict):
+    if isinstance(body, list):
+        return ResultFile(rows=tuple(_point(one) for one in body))
+    if not isinstance(body, dict) or not isinstance(body.get("subjects"), dict):
         raise BenchFileError("neither a list of points nor what scripts/bench --json prints")
     if not model:
-        raise BenchFileError("scripts/bench does not say which model it measured: name it")
-    return _scripts_bench(told, model=model, build=build or EXTERNAL)
+        raise BenchFileError("scripts/bench does not name the model it measured: name it")
+    return _scripts_bench(body, model=model, build=build or EXTERNAL)
 
 
-def _scripts_bench(told: Mapping[str, Any], *, model: str, build: str) -> ResultFile:
-    measurements = told.get("measurements")
+def _scripts_bench(body: Mapping[str, Any], *, model: str, build: str) -> ResultFile:
+    measurements = body.get("measurements")
     if measurements is None:
         measurements = {
-            name: {"readings": readings} for name, readings in (told.get("readings") or {}).items()
+            name: {"readings": readings} for name, readings in (body.get("readings") or {}).items()
         }
     rows: list[Mapping[str, Any]] = []
     remarks = []
@@ -121,7 +121,7 @@ def _scripts_bench(told: Mapping[str, Any], *, model: str, build: str) -> Result
             continue
         scenario, column = known
         for subject, readings in (measurement.get("readings") or {}).items():
-            rows += _readings(readings, scenario, column, subject, told, model, build)
+            rows += _readings(readings, scenario, column, subject, body, model, build)
     return ResultFile(rows=tuple(rows), remarks=tuple(remarks))
 
 
@@ -130,7 +130,7 @@ def _readings(
     scenario: str,
     column: str,
     subject: str,
-    told: Mapping[str, Any],
+    body: Mapping[str, Any],
     model: str,
     build: str,
 ) -> Iterator[Mapping[str, Any]]:
@@ -143,8 +143,8 @@ def _readings(
                 "scenario_id": scenario,
                 column: float(reading),
                 "settings": {
-                    "machine": told.get("machine"),
-                    "subject": told["subjects"].get(subject),
+                    "machine": body.get("machine"),
+                    "subject": body["subjects"].get(subject),
                     "round": number,
                 },
             }
@@ -157,14 +157,14 @@ def _known_row(name: str) -> tuple[str, str] | None:
     return None
 
 
-def _point(told: Any) -> Mapping[str, Any]:
-    if not isinstance(told, dict):
+def _point(body: Any) -> Mapping[str, Any]:
+    if not isinstance(body, dict):
         raise BenchFileError("a point is a JSON object")
     for name in ("target_name", "model_id", "scenario_id"):
-        if not isinstance(told.get(name), str) or not told[name]:
+        if not isinstance(body.get(name), str) or not body[name]:
             raise BenchFileError(f"a point has its {name}")
     row: dict[str, Any] = {}
-    for given, written in told.items():
+    for given, written in body.items():
         name, value = _column(given, written)
         if name in OF_THE_DATABASE:
             continue

@@ -33,7 +33,7 @@ def add_sweep_arguments(parser: ArgumentParser) -> None:
     whom.add_argument("--endpoint", metavar="URL", help="this one alone, with --name and --kind")
     whom.add_argument("--kind", choices=KINDS, default="openai", help="default: %(default)s")
     whom.add_argument("--name", help="what its results are kept under (default: the endpoint)")
-    whom.add_argument("--build", default="", help="where the endpoint tells none")
+    whom.add_argument("--build", default="", help="where the endpoint reports none")
     whom.add_argument("--target", action="append", metavar="NAME", help="of those, this one")
     whom.add_argument("--no-fleet", action="store_true", help="leave this fleet's neurons out")
     whom.add_argument("--url", help="of this fleet's gateway (or HELEXA_URL; else the serve here)")

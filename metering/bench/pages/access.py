@@ -1,4 +1,4 @@
-"""Who sees the bench's pages: staff, or everybody where the operator says so."""
+"""Who sees the bench's pages: staff, or everybody where the operator allows it."""
 
 from __future__ import annotations
 

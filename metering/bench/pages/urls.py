@@ -1,4 +1,4 @@
-"""What is under ``/bench/``."""
+"""The paths under ``/bench/``."""
 
 from __future__ import annotations
 

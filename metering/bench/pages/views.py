@@ -170,7 +170,7 @@ def _values(column: str) -> list[str]:
 
 
 def _chosen(request: HttpRequest, name: str, values: list[str]) -> str:
-    """What is asked for, where there is such a thing, else the first."""
+    """The requested value, where it exists, else the first."""
     word = request.GET.get(name, "")
     return word if word in values else (values[0] if values else "")
 

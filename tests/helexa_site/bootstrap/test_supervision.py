@@ -262,7 +262,7 @@ def test_a_guardian_that_replaces_another_need_not_be_told(monkeypatch: pytest.M
     """Its supervisor may be killed before it could."""
     with Guardian() as guardian, sleeping() as process:
         guardian.watch(process.pid)
-        monkeypatch.setattr(guardian, "_tell", lambda _line: None)
+        monkeypatch.setattr(guardian, "_send", lambda _line: None)
         first = guardian._process
         first.kill()
         wait_until(lambda: guardian._process is not first)

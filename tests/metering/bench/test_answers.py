@@ -150,7 +150,7 @@ def test_places_are_told_in_two_shapes() -> None:
 @pytest.mark.parametrize("told", [None, 3, "x", [], {}, [3, None], {"data": [1]}, {"models": [1]}])
 def test_what_an_unknown_server_says_is_nothing_rather_than_an_error(told: Any) -> None:
     assert probing.neuron_models(told) == probing.listed_models(told) == ()
-    assert probing.told_build(told) == ""
+    assert probing.build_of_version(told) == ""
     if isinstance(told, dict):
         assert not probing.is_busy(told)
         assert probing.neuron_host({"devices": told}).gpus == ()

@@ -88,7 +88,7 @@ class Kit:
             settings=SweepSettings(**values),  # type: ignore[arg-type]
             store=self,
             open_target=open_target,
-            say=lambda _text: None,
+            report=lambda _text: None,
             sleep=self.sleep,
             clock=lambda: self.slept_s,
         )

@@ -201,7 +201,7 @@ class Fleet(RuleBasedStateMachine):
         pending = PendingWrites(
             name,
             using=self.using,
-            tell=tell_at_once,
+            notify=tell_at_once,
             apply=database.apply,
             clock=lambda: self.now_unix_s,
         )

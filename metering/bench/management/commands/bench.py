@@ -57,7 +57,7 @@ class Command(QuickCommand):
         _add_report(parsers.add_parser("report", help="the latest builds' medians"))
         _add_compare(parsers.add_parser("compare", help="two builds or targets, cell by cell"))
         _add_import(parsers.add_parser("import", help="targets or results out of a file"))
-        score = parsers.add_parser("score", help="say how good a probe's answer was")
+        score = parsers.add_parser("score", help="score how good a probe's answer was")
         score.add_argument("--id", type=int, required=True, help="of the run")
         score.add_argument("--score", type=float, required=True, help="from 0 to 1")
         score.add_argument("--scorer", default="manual", help="default: %(default)s")
@@ -77,8 +77,8 @@ class Command(QuickCommand):
             raise
 
     def _once(self, options: dict[str, Any]) -> None:
-        say = self.stderr.write if options["json"] else self.stdout.write
-        result = self._sweep(options, settings_chosen(options), say)
+        report = self.stderr.write if options["json"] else self.stdout.write
+        result = self._sweep(options, settings_chosen(options), report)
         if options["json"]:
             self.stdout.write(json_text(asdict(result)))
         if result.num_ok == 0 and (result.num_failed or result.left_out):
@@ -92,19 +92,19 @@ class Command(QuickCommand):
             time.sleep(settings.sweep_interval_s)
 
     def _sweep(
-        self, options: dict[str, Any], settings: SweepSettings, say: Callable[[str], object]
+        self, options: dict[str, Any], settings: SweepSettings, report: Callable[[str], object]
     ) -> SweepResult:
         sweep = Sweep(
             settings=settings,
             store=store.RunStore(),
             open_target=lambda spec: open_target(spec, timeout_s=settings.request_timeout_s),
-            say=say,
+            report=report,
         )
         specs = targets_chosen(options)
         if not specs:
             raise BenchValueError("target", "there is nothing to measure: no neuron, no target")
         result = sweep.run(specs)
-        say(
+        report(
             f"{result.num_ok} measured, {result.num_failed} failed, "
             f"{result.num_cells_done} had their samples"
         )
