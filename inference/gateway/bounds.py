@@ -1,4 +1,4 @@
-"""How much one gateway takes on at once. Each refusal says which bound it was. Pure counting."""
+"""How much one gateway takes on at once. Each refusal names its bound. Pure counting."""
 
 from __future__ import annotations
 

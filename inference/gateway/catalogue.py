@@ -74,14 +74,14 @@ class Catalogue(Protocol):
 
 class DatabaseCatalogue:
     """Asks the process' one cache first, so that the hot path stays on the event loop. While the
-    database is away models that were there before go on being served."""
+    database is offline, known models are still served."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._database = DatabaseThreads("catalogue")
         self._reading: asyncio.Task[OfferedModels] | None = None
-        """One read at a time, for all who ask: a burst of requests may find that what was kept is
-        old."""
+        """One read at a time, shared by all callers: a burst of requests may find the cache
+        expired."""
         self._reading_since_s = 0.0
         self._last: OfferedModels | None = None
         self._away: tuple[float, ServiceUnavailableError] | None = None
@@ -104,8 +104,7 @@ class DatabaseCatalogue:
         return (await self._offered()).entries
 
     async def by_name(self) -> FleetCatalogue:
-        """The same object as long as nothing was read anew; the last one while the database is
-        away."""
+        """The same object until the next read; the last one while the database is offline."""
         try:
             return (await self._offered()).by_name
         except ServiceUnavailableError:
@@ -141,7 +140,7 @@ class DatabaseCatalogue:
         return self._last
 
     def _has_read(self, reading: asyncio.Task[OfferedModels]) -> None:
-        """Whoever asked may have left; then nobody else takes the error."""
+        """The caller may have left; then no other code retrieves the error."""
         self._reading = None
         if not reading.cancelled():
             reading.exception()

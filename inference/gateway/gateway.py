@@ -34,7 +34,7 @@ from inference.gateway.metrics.requests import Metrics
 from inference.gateway.neurons.conduct import NeuronConduct
 from inference.gateway.neurons.held_requests import LOOK_INTERVAL_S, HeldRequestsWatch
 from inference.gateway.neurons.liveness import Liveness, repeat
-from inference.gateway.neurons.waiting_teller import WaitingTeller
+from inference.gateway.neurons.queue_demand import QueueDemandReporter
 from inference.gateway.redis.client import redis_client
 from inference.gateway.redis.inbox import Dispatcher
 from inference.gateway.redis.link import RedisLink
@@ -71,7 +71,7 @@ LEDGER_STOP_S = 5.0
 FLUSH_S = 1.0
 """What frames that are on their way get when the gateway stops."""
 FAREWELL_S = 1.0
-"""What requests that were cut short get to tell their clients."""
+"""How long requests that were cut short may take to answer their clients."""
 
 
 class Gateway:
@@ -170,13 +170,13 @@ class Gateway:
             self.streams,
             max_waiting=self.config.max_waiting_requests,
         )
-        self._waiting_teller = WaitingTeller(self._redis, self.gateway_id)
+        self._queue_demand = QueueDemandReporter(self._redis, self.gateway_id)
         for name, loop in (
             ("alive", self.liveness.run_alive),
             ("watch", self.liveness.run_watch),
             ("held requests", partial(repeat, self._look_at_held, LOOK_INTERVAL_S)),
-            ("seats", limiter.run_renewals),
-            ("waiting", partial(repeat, self._tell_waiting, WAITING_INTERVAL_S)),
+            ("leases", limiter.run_renewals),
+            ("waiting", partial(repeat, self._publish_waiting, WAITING_INTERVAL_S)),
             ("refusals", partial(repeat, self._count_refusals, REFUSALS_INTERVAL_S)),
         ):
             self._loops.begin(name, loop)
@@ -191,11 +191,11 @@ class Gateway:
             endpoint=endpoint,
             client=client_family(user_agent),
             principal=principal,
-            tell=self.outcomes.tell,
+            record=self.outcomes.record,
         )
 
     async def is_gateway_alive(self, gateway_id: str) -> bool:
-        """``True`` also where Redis does not answer: nobody is presumed dead for that."""
+        """``True`` also where Redis does not answer: that is no proof of a death."""
         if gateway_id == self.gateway_id:
             return True
         try:
@@ -211,8 +211,8 @@ class Gateway:
     async def check_headers(
         self, path: bytes, headers: Sequence[tuple[bytes, bytes]]
     ) -> dict[str, Any]:
-        """Identifies who sends a large body to ``path``, before it is read: what is added to the
-        ASGI scope of its request. The admin identifies its users itself. Raises ``ApiError``."""
+        """Identifies the sender of a large body to ``path`` before the body is read. Returns the
+        additions to the ASGI scope. The admin identifies its users itself. Raises ``ApiError``."""
         if api_path_of(path) is None:
             return {}
         self.ensure_started()
@@ -244,7 +244,7 @@ class Gateway:
         )
 
     async def drain(self, grace_s: float) -> None:
-        """Refuses what is new, lets what is open finish for ``grace_s``, cuts the rest short."""
+        """Refuses new requests, gives open ones ``grace_s`` to finish, cuts the rest short."""
         self.draining = True
         if self._handlers:
             logger.info("draining: %d requests are open", len(self._handlers))
@@ -278,7 +278,7 @@ class Gateway:
         await self._directory.stop()
         await self._ledger.stop(LEDGER_STOP_S)
         await self._count_refusals()
-        await self._waiting_teller.withdraw()
+        await self._queue_demand.withdraw()
         await self.liveness.withdraw()
         await self._redis.aclose()
         await self._frames_link.aclose()
@@ -286,9 +286,9 @@ class Gateway:
     async def _look_at_held(self) -> None:
         await self._held.look(self.liveness.neuron_names())
 
-    async def _tell_waiting(self) -> None:
-        """The control gives turns by it. Raises ``ServiceUnavailableError``."""
-        await self._waiting_teller.tell(self.placer.waiting())
+    async def _publish_waiting(self) -> None:
+        """The control gives time slices by it. Raises ``ServiceUnavailableError``."""
+        await self._queue_demand.publish(self.placer.waiting())
 
     async def _count_refusals(self) -> None:
         await self.refusals.flush(self._redis)

@@ -30,6 +30,7 @@ class SharedWork(Generic[Result]):
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Nobody may be waiting any more; a caller that is gets the exception all the same."""
+    """A shared task may have lost its last waiter; a waiting caller gets the exception all the
+    same."""
     if not task.cancelled():
         task.exception()

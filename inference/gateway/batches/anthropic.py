@@ -69,7 +69,7 @@ class MessageBatchesConsumer(MessageBatchApiConsumer):
                 num_total=num_total,
             )
         except ApiError:
-            # Nobody learned of this file, so that nobody else would delete it.
+            # The client never got this file's id, so that it cannot delete the file itself.
             await self._store.delete_file(file.id, self.account)
             raise
         self._worker.wake()

@@ -1,4 +1,4 @@
-"""One request of a batch, through the same funnel as every other: keys, budgets, limits, ledger.
+"""One request of a batch, on the same request path as every other: keys, budgets, limits, ledger.
 
 It yields to everybody: it is not begun while others wait for its model, and in every queue it comes
 after them.
@@ -144,7 +144,7 @@ class BatchRow:
         try:
             entry = await self._gateway.catalogue.find(model)
         except ModelNotFoundError:
-            return True  # which is said where it is run
+            return True  # the run reports it for each line
         snapshot = await self._gateway.liveness.placing_snapshot()
         ready = [
             replica

@@ -1,9 +1,9 @@
 """One batch, while this gateway has its lease.
 
     lines ─▶ rows, a few at once ─▶ result files, line by line ─▶ ended
-    every second: the lease renewed, counts told, a cancellation heard
+    every second: the lease renewed, counts published, a cancellation read
 
-Whoever takes it up adopts what has been answered, whichever gateway wrote it.
+The gateway that takes it up adopts the answers written so far, by any gateway.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from metering.principal import Principal
 logger = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 4
-TELL_PROGRESS_S = 1.0
+PROGRESS_INTERVAL_S = 1.0
 DIALECTS: dict[str, ModuleType] = {"openai": openai_batches, "anthropic": anthropic_batches}
 
 
@@ -49,7 +49,7 @@ class BatchRun:
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         self._why_unrun: Unrun | None = "cancelled" if batch.status == CANCELLING else None
         self._is_lost = False
-        """Somebody else has the lease."""
+        """Another gateway has the lease."""
         self._writing = asyncio.Lock()
         self._suspect_runs = asyncio.Lock()
         """Held by a row under which an engine has died."""
@@ -60,19 +60,19 @@ class BatchRun:
             await self._work()
         except asyncio.CancelledError:
             with contextlib.suppress(ServiceUnavailableError):
-                await asyncio.shield(self._give_back())
+                await asyncio.shield(self._release())
             raise
         except ServiceUnavailableError as error:
             logger.warning("batch %s waits for another try: %s", self._batch.id, error.message)
         except OSError as error:
-            # What was answered and could not be kept is asked again.
+            # Answers that could not be kept are asked for again.
             logger.warning(
                 "batch %s waits for another try: its results cannot be written: %s",
                 self._batch.id,
                 error,
             )
         except ResultsTakenError:
-            logger.info("batch %s: another gateway goes on with it", self._batch.id)
+            logger.info("batch %s: another gateway continues it", self._batch.id)
         except Exception:
             logger.exception("batch %s failed", self._batch.id)
             await self._end("failed", InternalError().message)
@@ -102,7 +102,7 @@ class BatchRun:
         if self._is_lost:
             return
         if self._why_unrun is not None:
-            await self._tell_unrun(self._why_unrun, lines)
+            await self._write_unrun(self._why_unrun, lines)
         await self._end(self._why_unrun or "completed")
 
     async def _resume(self) -> set[str]:
@@ -167,23 +167,23 @@ class BatchRun:
             self._counts[count] += 1
             del self._begun[line.custom_id]
 
-    async def _tell_unrun(self, why: Unrun, lines: InputFile) -> None:
-        """Tells of the lines without a result why they were not run, once what is being kept is
-        written."""
+    async def _write_unrun(self, why: Unrun, lines: InputFile) -> None:
+        """Writes for the lines without a result why they were not run, after the pending
+        results."""
         async with self._writing:
             num_left = 0
 
-            def told() -> Iterator[bytes]:
+            def results() -> Iterator[bytes]:
                 nonlocal num_left
                 for line in chain(self._begun.values(), lines.rest()):
                     num_left += 1
                     yield self._dialect.unrun(line.custom_id, self._batch.id, why)
 
-            await asyncio.to_thread(self._results.append, self._batch.error_file, told())
+            await asyncio.to_thread(self._results.append, self._batch.error_file, results())
             self._counts[f"num_{why}"] += num_left
 
     async def _watch(self, rows: list[asyncio.Task[None]]) -> None:
-        """Ends the rows where the batch is cancelled, or somebody else's by now."""
+        """Ends the rows where the batch is cancelled, or another gateway has its lease."""
         while True:
             with contextlib.suppress(ServiceUnavailableError):
                 status = await self._status()
@@ -194,7 +194,7 @@ class BatchRun:
                     for row in rows:
                         row.cancel()
                     return
-            await asyncio.sleep(TELL_PROGRESS_S)
+            await asyncio.sleep(PROGRESS_INTERVAL_S)
 
     async def _status(self) -> str | None:
         """Renews the lease. ``None``: it is lost."""
@@ -209,7 +209,7 @@ class BatchRun:
 
     async def _end(self, status: str, failure: str = "") -> None:
         if await self._status() is None:
-            return  # somebody else's by now, and so are its files
+            return  # another gateway has the lease, and the files
         await asyncio.to_thread(self._results.finish)
         await self._store.keep_results(self._batch)
         await self._store.database.query(
@@ -223,7 +223,7 @@ class BatchRun:
             )
         )
 
-    async def _give_back(self) -> None:
+    async def _release(self) -> None:
         await self._store.database.query(
             partial(
                 services.batch_release,

@@ -94,7 +94,7 @@ class BatchStore:
         return self.path(file_id)
 
     def path(self, file_id: str) -> Path:
-        """Raises ``ServiceUnavailableError`` where what is known to be there is not."""
+        """Raises ``ServiceUnavailableError`` where a file that the database lists is missing."""
         if not self.files.has(file_id):
             raise ServiceUnavailableError(
                 "storage_unavailable",
@@ -111,8 +111,8 @@ class BatchStore:
     def results(self, batch: BatchRecord) -> list[Path]:
         """The answers and errors of a batch that has ended. Raises ``ServiceUnavailableError``."""
         num_errors = batch.num_failed + batch.num_expired + batch.num_cancelled
-        told = ((batch.output_file, batch.num_completed), (batch.error_file, num_errors))
-        return [self.path(file_id) for file_id, number in told if number]
+        files = ((batch.output_file, batch.num_completed), (batch.error_file, num_errors))
+        return [self.path(file_id) for file_id, number in files if number]
 
     async def delete_file(self, file_id: str, account: str) -> None:
         """Raises ``FileNotStoredError``."""
@@ -212,6 +212,6 @@ class BatchStore:
 
 
 def pieces_of(file: IO[bytes]) -> Iterator[bytes]:
-    """What is left of it."""
+    """The rest of the file."""
     while piece := file.read(PIECE_BYTES):
         yield piece

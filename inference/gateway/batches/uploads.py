@@ -39,9 +39,9 @@ def read_upload(content_type: str, body: IO[bytes]) -> Upload:
     file = files.get("file")
     if file is None:
         raise MissingParameterError("file")
-    told = {name: str(value) for name, value in fields.items()}
+    form = {name: str(value) for name, value in fields.items()}
     assert file.file is not None, "a file that was not read"
-    return Upload(name=str(file.name), content=file.file, fields=told)
+    return Upload(name=str(file.name), content=file.file, fields=form)
 
 
 class _ToFile(FileUploadHandler):

@@ -1,4 +1,4 @@
-"""Looks for batches that nobody works on and works on them, a few at once.
+"""Looks for batches without a worker and works on them, a few at once.
 
 A gateway takes up those whose input it can read, which are all where gateways share a directory,
 and those whose input was deleted. One that stops gives its batches back; one that dies leaves
@@ -35,8 +35,7 @@ class BatchWorker:
         self._loop: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
-        """There is a batch to work on or a file to expire, or there may be from an earlier
-        life."""
+        """There may be a batch to work on or a file to expire, also one of a previous instance."""
         self._wanted.set()
         if self._loop is None or self._loop.done():
             self._loop = self._gateway.run_beside("batches", self._look)

@@ -1,10 +1,10 @@
-"""The HTTP side of every API request: body in, one response out, whoever leaves is noticed.
+"""The HTTP side of every API request: body in, one response out, a disconnect is noticed.
 
     first message ─▶ identify ─▶ body ─▶ handler task ─▶ answer() ─▶ respond | send frames
     http.disconnect ──────────────────────▶ cancels it
 
 Channels' stock HTTP consumer waits for its handler before it looks at the next message, so it never
-sees a disconnect. Here the handler is a task of its own and messages go on being received.
+sees a disconnect. Here the handler is a task of its own and messages are still received.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")
 
 
 class AbortableConsumer(AsyncConsumer):  # type: ignore[misc]
-    """What goes on with one client, until it ends or is given up."""
+    """The connection with one client, until it ends or is given up."""
 
     def __init__(self) -> None:
         self._exchange: asyncio.Task[None] | None = None
@@ -100,7 +100,7 @@ class ApiConsumer(AbortableConsumer):
 
     method: ClassVar[str] = "GET"
     other_methods: ClassVar[tuple[str, ...]] = ()
-    """What is answered at the same path beside ``method``."""
+    """The methods answered at the same path beside ``method``."""
     scope_needed: ClassVar[Scope | None] = Scope.INFERENCE
     """``None``: anybody may ask."""
     error_outcome: ClassVar[str] = FINISHED
@@ -116,7 +116,7 @@ class ApiConsumer(AbortableConsumer):
     def __init__(
         self, *, gateway: Gateway, errors: ErrorDialect = openai_errors, endpoint: str = ""
     ) -> None:
-        """``errors``: how this request's client is told what went wrong."""
+        """``errors``: the dialect of errors for this request's client."""
         super().__init__()
         self.gateway = gateway
         self.errors = errors
@@ -344,7 +344,7 @@ def _content_type(type_: bytes) -> tuple[bytes, bytes]:
 
 
 class UnknownUrlConsumer(ApiConsumer):
-    """What is under /v1 and nowhere else."""
+    """A path under /v1 that does not exist."""
 
     scope_needed = None
     endpoint = "unknown"

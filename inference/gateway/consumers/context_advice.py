@@ -1,6 +1,6 @@
 """What a client that ran into the context limit could be set to, by its name in ``User-Agent``.
 
-Goes out as the ``X-Helexa-Advice`` header of the refusal, for whoever reads a log. Nothing else
+Goes out as the ``X-Helexa-Advice`` header of the refusal, for the reader of a log. Nothing else
 depends on which client it is. Pure.
 """
 

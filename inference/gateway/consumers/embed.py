@@ -1,5 +1,5 @@
 """Answering a request for embeddings: parse, place, submit, and one body that is encoded and sent
-as the vectors come. Whoever leaves is noticed, and the neuron told."""
+as the vectors come. A disconnect is noticed, and cancels the request at the neuron."""
 
 from __future__ import annotations
 

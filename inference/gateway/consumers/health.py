@@ -1,8 +1,8 @@
 """GET /health: 200 while this gateway can answer some request, else 503. Needs no key.
 
-One model that is away does not take a gateway out of a balancer's rotation: it is unhealthy when
-Redis does not answer, no neuron is there, or no model could be served. What is wrong, and with
-which host, is told to keys that may read the fleet; others are told only whether it is well.
+One offline model does not take a gateway out of a balancer's rotation: it is unhealthy when
+Redis does not answer, no neuron is online, or no model could be served. The causes, with their
+hosts, are shown to keys that may read the fleet; others see only whether it is healthy.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def instance_header(data_dir: Path) -> list[tuple[bytes, bytes]]:
 
 def can_serve(entries: Sequence[CatalogueEntry] | None, snapshot: FleetSnapshot) -> bool:
     """Whether some request could be answered: a model is ready, or could be loaded. ``entries``
-    ``None``: nobody knows the catalogue. An empty one is no failure."""
+    ``None``: the catalogue is unknown. An empty one is no failure."""
     if not snapshot.neurons:
         return False
     replicas = [
@@ -151,8 +151,8 @@ def health_body(serves: bool, reasons: Sequence[Reason], snapshot: FleetSnapshot
 
 
 def _model_reason(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> Reason | None:
-    """A pinned model must be there, and one that crashed must come back; others are loaded when
-    somebody asks."""
+    """A pinned model must be online, and one that crashed must come back; others are loaded by
+    their first request."""
     ready = [replica for replica in replicas if replica.status is ReplicaStatus.READY]
     if ready:
         stalled = [replica.neuron for replica in ready if _has_stalled(replica)]

@@ -1,4 +1,4 @@
-"""The header that names what was left out of a request, where the operator wants that. Pure."""
+"""The header that names ignored fields of a request, where the operator wants that. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: the catalogue, with what the live fleet says of it.
+"""GET /v1/models and /v1/models/{id}: the catalogue, with the state of the live fleet.
 
 In OpenAI's shape, or in Anthropic's for clients that send ``anthropic-version``.
 """
@@ -94,7 +94,7 @@ class ModelConsumer(_ModelsConsumer):
 def model_card(
     entry: CatalogueEntry, snapshot: FleetSnapshot, *, base: CatalogueEntry | None = None
 ) -> ModelCard:
-    """``base`` is what is loaded for it: of an adapter another than the entry itself."""
+    """``base`` is the entry that is loaded for it: of an adapter another than the entry itself."""
     base = base or entry
     replicas = snapshot.replicas_of(base.name)
     ready = [replica for replica in replicas if replica.status is ReplicaStatus.READY]
@@ -130,8 +130,8 @@ def model_card(
 def _status(
     entry: CatalogueEntry, replicas: Sequence[ReplicaView], ready: Sequence[ReplicaView]
 ) -> str:
-    """The best of its replicas'. What all of the ready ones were loaded by is no longer what the
-    catalogue says: outdated; they serve all the same."""
+    """The best status of its replicas. If all ready ones were loaded by an older entry, it is
+    outdated; they serve all the same."""
     if ready:
         is_current = any(not is_outdated(replica.spec_digest, entry) for replica in ready)
         return ReplicaStatus.READY.value if is_current else OUTDATED
@@ -160,7 +160,7 @@ def _model_prices(entry: CatalogueEntry) -> ModelPrices | None:
 
 
 def _files_defaults(ready: Sequence[ReplicaView]) -> dict[str, float]:
-    """The ones that the files of what is loaded name; replicas of one entry have the same files."""
+    """The defaults in the files of the loaded model; replicas of one entry have the same files."""
     report = next((replica.report for replica in ready if replica.report is not None), None)
     return {} if report is None else dict(report.generation_defaults)
 
@@ -198,8 +198,8 @@ def _reason(
     entry: CatalogueEntry, snapshot: FleetSnapshot, replicas: Sequence[ReplicaView], status: str
 ) -> str | None:
     if status == ReplicaStatus.FAILED.value:
-        told = (f"{r.neuron}: {r.failure.message}" for r in replicas if r.failure is not None)
-        return next(told, None)
+        messages = (f"{r.neuron}: {r.failure.message}" for r in replicas if r.failure is not None)
+        return next(messages, None)
     if status == ReplicaStatus.RECOVERING.value and not replicas:
         return f"{' and '.join(snapshot.absent_holders(entry.name))} has just fallen silent"
     return None

@@ -77,7 +77,7 @@ class StreamingConsumer(ApiConsumer):
         await self._send_frames(frame, last=False)
 
     def _waiting_comment(self) -> bytes:
-        """Says how the load goes that the request waits for, where it waits for one."""
+        """The progress of the load that the request waits for, where it waits for one."""
         wait = self.gateway.placer.wait_of(self.call.placed_model)
         return WAITING_COMMENT if wait is None else waiting_comment(wait.words)
 

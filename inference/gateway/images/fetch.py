@@ -1,6 +1,6 @@
 """Fetching images that clients give by address, from the hosts that the operator allows.
 
-    address ─▶ resolve once ─▶ check ─▶ connect to what was checked ─▶ GET ─▶ bounded bytes
+    address ─▶ resolve once ─▶ check ─▶ connect to the checked one ─▶ GET ─▶ bounded bytes
                                                       └─ redirect, to the same host only ─▶ again
 
 The connection goes to the address that was checked, so a name that changes in between changes
@@ -41,7 +41,7 @@ NOT_REACHED = "the image could not be fetched"
 
 
 class ImageFetchError(Exception):
-    """The message says why, for clients: nothing of what the other side said."""
+    """The message gives the reason to clients, without any text of the other side."""
 
 
 def fetch_image(url: str, hosts: Sequence[str], *, max_bytes: int) -> bytes:
@@ -102,7 +102,7 @@ def _body(response: http.client.HTTPResponse, connection: _Connection, max_bytes
 
 
 class _Connection(http.client.HTTPConnection):
-    """To what was checked, whatever the name stands for by now."""
+    """To the checked address, whatever the name resolves to by now."""
 
     def __init__(self, address: ImageAddress, until_s: float) -> None:
         super().__init__(address.host, address.port)
@@ -133,7 +133,7 @@ class _Connection(http.client.HTTPConnection):
 
     def abort(self) -> None:
         """Ends a read that waits, from another thread: a host may send a byte of its headers now
-        and then for ever, and a socket's own time limit begins anew with each."""
+        and then without end, and a socket's own time limit restarts with each."""
         if self.sock is not None:
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(self.sock, socket.SHUT_RDWR)

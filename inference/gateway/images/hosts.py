@@ -2,7 +2,7 @@
 
     https://host[:port]/… ─▶ is its host named? ─▶ what it resolves to ─▶ public, or named literally
 
-A host that is named by a pattern may only be somewhere public: whoever owns a name can let it point
+A host that is named by a pattern must have a public address: the owner of a name can let it point
 into the network that this gateway stands in.
 """
 
@@ -21,7 +21,7 @@ CARRIES_IPV4 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2002
 
 
 class ImageAddressError(ValueError):
-    """The message says why, for clients."""
+    """The message gives the reason to clients."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
     run_request ─▶ without_files ─┬▶ the request, with ImageRef             through the inbox
                                   └▶ bytes ─▶ ImageSender ─▶ Redis, the request's own key
 
-What is in Redis is deleted when the neuron has accepted the request, and expires where nobody does.
+Images in Redis are deleted when the neuron has accepted the request, and expire where none does.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class ImageSender:
                 return
 
     def forget_soon(self, neuron: str, request_id: str) -> None:
-        """What is not deleted expires."""
+        """An image whose deletion fails expires."""
         task = asyncio.create_task(self._forget(images_key(neuron, request_id)))
         self._forgetting.add(task)
         task.add_done_callback(self._forgetting.discard)

@@ -39,7 +39,7 @@ _remembered: dict[str, str] = {}
 
 
 def client_family(user_agent: str) -> str:
-    """``""`` for a client that does not say what it is."""
+    """``""`` for a client without a user agent."""
     if not user_agent:
         return ""
     agent = user_agent[:MAX_AGENT_CHARS]

@@ -1,7 +1,7 @@
 """The port on which Prometheus scrapes one gateway: threads of its own, apart from the API.
 
-Belongs to an operator, not to clients: it says who uses how much and needs no key. So it listens
-where the gateway does unless it is told otherwise, on loopback by default.
+Belongs to an operator, not to clients: it shows who uses how much and needs no key. So it listens
+on the gateway's address unless configured otherwise, on loopback by default.
 """
 
 from __future__ import annotations

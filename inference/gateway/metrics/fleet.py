@@ -1,6 +1,6 @@
 """The fleet as it is at a scrape: gauges out of the newest snapshot and the database's load jobs.
 
-Nothing is kept between scrapes, so a neuron that is away has no gauges. Each gateway says the same
+Nothing is kept between scrapes, so an offline neuron has no gauges. Each gateway reports the same
 of the fleet; sum over gateways only what counts requests.
 """
 

@@ -1,10 +1,10 @@
 """What became of requests, counted for Prometheus. Names, labels and buckets are those that users
 of the original know; ours begin with ``helexa_``.
 
-    observe(one request's end) ─▶ tallies ◀─ collect ◀─ scrape, in another thread
+    observe(one request's end) ─▶ counts ◀─ collect ◀─ scrape, in another thread
 
 No label ever holds a client's text: models are the catalogue's names, nodes the neurons', accounts
-and keys those that exist, codes our own words. Whoever observes pays for a few additions to plain
+and keys those that exist, codes our own words. Each observation costs a few additions to plain
 numbers: the library's counters, each with a lock, would cost three times as much.
 """
 
@@ -45,10 +45,10 @@ REJECTION_REASONS = {
     "rate_limit_exceeded": "per_principal",
     "budget_reserved": "per_principal",
 }
-"""The reason that metrics tell, by the code of the refusal."""
+"""The rejection reason in the metrics, by the code of the refusal."""
 
 Names = TypeVar("Names", bound=tuple[str, ...])
-Tally = TypeVar("Tally")
+Counts = TypeVar("Counts")
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class _Distribution:
 
 
 @dataclass(slots=True)
-class _ModelTally:
+class _ModelCounts:
     requests: int = 0
     errors: int = 0
     cold_starts: int = 0
@@ -89,7 +89,7 @@ class _ModelTally:
 
 
 @dataclass(slots=True)
-class _SpendTally:
+class _SpendCounts:
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -99,7 +99,7 @@ class _SpendTally:
 
 
 @dataclass(slots=True)
-class _Tally:
+class _Count:
     count: int = 0
 
 
@@ -140,30 +140,30 @@ ENDINGS = "helexa_requests_ended"
 ENDINGS_WORDS = "Requests by how they ended and the HTTP status, 0 where none was sent."
 
 
-class _Known(Generic[Names, Tally]):
-    """Tallies by their labels, made when they are first needed, up to ``limit``."""
+class _Known(Generic[Names, Counts]):
+    """Counts by their labels, made when they are first needed, up to ``limit``."""
 
-    def __init__(self, make: Callable[[], Tally], others: Names, limit: int) -> None:
+    def __init__(self, make: Callable[[], Counts], others: Names, limit: int) -> None:
         self._make = make
         self._others = others
         self._limit = limit
-        self._by_names: dict[Names, Tally] = {}
+        self._by_names: dict[Names, Counts] = {}
 
-    def of(self, names: Names) -> Tally:
-        tally = self._by_names.get(names)
-        return tally if tally is not None else self._add(names)
+    def of(self, names: Names) -> Counts:
+        counts = self._by_names.get(names)
+        return counts if counts is not None else self._add(names)
 
-    def items(self) -> list[tuple[Names, Tally]]:
+    def items(self) -> list[tuple[Names, Counts]]:
         """From any thread."""
         return list(self._by_names.items())
 
-    def _add(self, names: Names) -> Tally:
+    def _add(self, names: Names) -> Counts:
         if len(self._by_names) >= self._limit:
             names = self._others
             if (others := self._by_names.get(names)) is not None:
                 return others
-        self._by_names[names] = tally = self._make()
-        return tally
+        self._by_names[names] = counts = self._make()
+        return counts
 
 
 class Metrics(Collector):
@@ -172,12 +172,14 @@ class Metrics(Collector):
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._models = _Known[tuple[str, str], _ModelTally](_ModelTally, (OTHER, OTHER), MAX_NAMES)
-        self._spend = _Known[tuple[str, str], _SpendTally](_SpendTally, (OTHER, OTHER), MAX_NAMES)
-        self._rejections = _Known[tuple[str, str, str], _Tally](
-            _Tally, (OTHER, OTHER, OTHER), MAX_NAMES
+        self._models = _Known[tuple[str, str], _ModelCounts](
+            _ModelCounts, (OTHER, OTHER), MAX_NAMES
         )
-        self._endings = _Known[tuple[str, str], _Tally](_Tally, (OTHER, OTHER), MAX_CODES)
+        self._spend = _Known[tuple[str, str], _SpendCounts](_SpendCounts, (OTHER, OTHER), MAX_NAMES)
+        self._rejections = _Known[tuple[str, str, str], _Count](
+            _Count, (OTHER, OTHER, OTHER), MAX_NAMES
+        )
+        self._endings = _Known[tuple[str, str], _Count](_Count, (OTHER, OTHER), MAX_CODES)
         self.registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
@@ -189,8 +191,8 @@ class Metrics(Collector):
         yield from _counters(MODEL_COUNTERS, ("model", "node"), models)
         for attribute, name, words in MODEL_HISTOGRAMS:
             family = HistogramMetricFamily(name, words, labels=("model", "node"))
-            for names, tally in models:
-                numbers: _Distribution = getattr(tally, attribute)
+            for names, counts in models:
+                numbers: _Distribution = getattr(counts, attribute)
                 family.add_metric(names, numbers.buckets(), numbers.total)
             yield family
         yield from _counters(SPEND_COUNTERS, ("account", "key"), spent)
@@ -221,8 +223,8 @@ class Metrics(Collector):
         cold_start: bool,
     ) -> None:
         """One request has ended. ``model``: a name of the catalogue, ``None`` where none was found.
-        ``node``: its neuron, empty where it came to none. ``account``: ``None`` for nobody known.
-        ``code``: ``finished``, ``cancelled``, or that of its refusal or failure."""
+        ``node``: its neuron, empty where it came to none. ``account``: ``None`` for an unknown
+        caller. ``code``: ``finished``, ``cancelled``, or that of its refusal or failure."""
         word = code if CODE_PATTERN.fullmatch(code) else OTHER
         self._endings.of((str(status_code), word)).count += 1
         if account is not None and (prompt_tokens or completion_tokens):
@@ -231,24 +233,24 @@ class Metrics(Collector):
             spend.completion_tokens += completion_tokens
         if model is None:
             return
-        tally = self._models.of((model, node))
-        tally.requests += 1
-        tally.duration_s.add(duration_s)
+        counts = self._models.of((model, node))
+        counts.requests += 1
+        counts.duration_s.add(duration_s)
         if code != FINISHED and code != CANCELLED:
-            tally.errors += 1
+            counts.errors += 1
             if reason := REJECTION_REASONS.get(code):
                 self._rejections.of((model, node, reason)).count += 1
-        tally.cold_starts += cold_start
-        tally.prompt_tokens += prompt_tokens
-        tally.cached_tokens += cached_tokens
-        tally.completion_tokens += completion_tokens
-        tally.reasoning_tokens += reasoning_tokens
+        counts.cold_starts += cold_start
+        counts.prompt_tokens += prompt_tokens
+        counts.cached_tokens += cached_tokens
+        counts.completion_tokens += completion_tokens
+        counts.reasoning_tokens += reasoning_tokens
         if time_to_first_token_s is None:
             return
-        tally.first_token_s.add(time_to_first_token_s)
+        counts.first_token_s.add(time_to_first_token_s)
         decoding_s = duration_s - time_to_first_token_s
         if completion_tokens > 1 and decoding_s > 0:
-            tally.tokens_per_s.add((completion_tokens - 1) / decoding_s)
+            counts.tokens_per_s.add((completion_tokens - 1) / decoding_s)
 
     def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         """A gauge that is read at each scrape, in its thread; ``read`` must not wait. Where it
@@ -267,10 +269,10 @@ class Metrics(Collector):
 def _counters(
     wanted: Iterable[tuple[str, str, str]],
     labels: tuple[str, ...],
-    tallies: Sequence[tuple[tuple[str, ...], object]],
+    counts_by_names: Sequence[tuple[tuple[str, ...], object]],
 ) -> Iterator[Metric]:
     for attribute, name, words in wanted:
         family = CounterMetricFamily(name, words, labels=labels)
-        for names, tally in tallies:
-            family.add_metric(names, getattr(tally, attribute))
+        for names, counts in counts_by_names:
+            family.add_metric(names, getattr(counts, attribute))
         yield family

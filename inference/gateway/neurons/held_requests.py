@@ -1,6 +1,6 @@
-"""Nobody waits for a request that nobody works on, and nobody works on one that nobody waits for.
+"""Reconciles open requests with each neuron's list: fails the lost, cancels the stale.
 
-    every second     what each neuron says it holds ─┬─ open here, not held there   fails
+    every second     each neuron's list of requests ───┬─ open here, not held there   fails
                                                      └─ held there, not open here   cancelled again
 
 The cure for every message that was lost, whatever lost it: a submit, a cancel, the last event of an
@@ -40,7 +40,7 @@ MISSES_UNTIL_LOST = 5
 third the neuron has drained its inbox since, and its last events are in Redis; the reader has the
 time of two more looks to deliver those."""
 SIGHTINGS_UNTIL_CANCELLED = 2
-"""In a row: the first list may be older than the end that the gateway has been told of."""
+"""In a row: the first list may be older than the end that the gateway has received."""
 
 
 MAX_ID_CHARACTERS = 64

@@ -1,4 +1,4 @@
-"""Who is alive: tells the neurons that this gateway is, and watches that they are.
+"""Liveness: publishes that this gateway is alive, and watches the neurons.
 
     every second     SET helexa:gateway:<id>:alive, upkeep of the streams of events
     every 250 ms     heartbeats ─▶ FleetSnapshot ─▶ requests on a neuron that is gone fail
@@ -80,7 +80,7 @@ class Liveness:
         try:
             await self._redis.delete(self._alive_key, self._marker_key)
         except (redis.RedisError, OSError) as error:
-            logger.info("could not say goodbye to Redis: %s", error)
+            logger.info("the gateway's keys were not deleted from Redis: %s", error)
 
     async def snapshot(self) -> FleetSnapshot:
         """At most ``SNAPSHOT_AGE_S`` old. Raises ``ServiceUnavailableError``."""

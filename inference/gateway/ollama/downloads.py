@@ -58,7 +58,7 @@ def pull_cancel(state: PullState, actor: Actor) -> None:
     try:
         services.download_cancel(actor=actor, download=download)
     except FleetError as error:
-        logger.warning("the download %s goes on without its client: %s", state.id, error)
+        logger.warning("the download %s continues without its client: %s", state.id, error)
 
 
 def pull_offer(request: PullRequest, state: PullState, actor: Actor) -> None:

@@ -1,11 +1,11 @@
-"""POST /api/pull: a download to a neuron for whoever may write the fleet, with its progress.
+"""POST /api/pull: a download to a neuron for a caller who may write the fleet, with its progress.
 
     parse ─▶ catalogue.start_pull ─▶ a line whenever it has moved on ─▶ offered ─▶ success
                      ▲                        │                └▶ the error
                      └── ended by another client who began it
 
-A client that hangs up ends the download that it began; what came of it stays, and the next pull
-goes on from there. Whoever else waits for it starts it again.
+A client that hangs up ends the download that it began. The bytes so far stay, and the next pull
+resumes from there. Another client that waits for it starts it again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from metering.principal import Scope
 
 LOOK_EVERY_S = 0.5
 LINE_EVERY_S = 10.0
-"""A client hears something at least so often."""
+"""A client receives a line at least so often."""
 JSON_LINES: Headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache")]
 
 
@@ -36,7 +36,7 @@ class OllamaPullConsumer(ApiConsumer):
 
     def __init__(self, *, gateway: Gateway) -> None:
         super().__init__(gateway=gateway, errors=ollama_errors)
-        self._told = b""
+        self._sent = b""
 
     async def answer(self, body: bytes) -> None:
         request = await self.parsed(ollama_pull.parse, body)
@@ -62,9 +62,9 @@ class OllamaPullConsumer(ApiConsumer):
         try:
             while not state.has_ended:
                 line = ollama_pull.progress_line(state)
-                if streams and (line != self._told or quiet_s >= LINE_EVERY_S):
-                    await self._tell(line)
-                    self._told, quiet_s = line, 0.0
+                if streams and (line != self._sent or quiet_s >= LINE_EVERY_S):
+                    await self._send_line(line)
+                    self._sent, quiet_s = line, 0.0
                 await asyncio.sleep(LOOK_EVERY_S)
                 quiet_s += LOOK_EVERY_S
                 state = await self.gateway.catalogue.pull_state(state)
@@ -74,7 +74,7 @@ class OllamaPullConsumer(ApiConsumer):
             raise
         return state
 
-    async def _tell(self, line: bytes) -> None:
+    async def _send_line(self, line: bytes) -> None:
         if not self._response_started:
             await self.start_response(200, JSON_LINES)
         await self.send_body(line)

@@ -1,4 +1,4 @@
-"""The gateway's client of Redis for commands that nobody waits long for."""
+"""The gateway's client of Redis for commands with a short timeout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inference.redis_connections import connect_exempt_async
 
 
 def redis_client(url: str, timeout_s: float) -> redis.asyncio.Redis:
-    """Never repeats a command by itself: whoever sends one knows whether it may come twice."""
+    """Never repeats a command by itself: only the caller knows whether it may come twice."""
     return redis.asyncio.Redis.from_url(
         url,
         socket_timeout=timeout_s,

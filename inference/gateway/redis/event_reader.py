@@ -7,7 +7,7 @@ and fails its own requests alone. Events reach only requests that this gateway s
 
 Batches are counted for each epoch of the neuron. One that comes again, because its neuron had no
 acknowledgement, is dropped; where one is missing, whatever that neuron is serving fails rather than
-go on with a hole in it.
+instead of continuing with a gap.
 
 One read is bounded in entries, and neurons bound their entries in bytes. A read that is larger all
 the same is asked again in smaller parts, and an entry that is too large alone is skipped: its
@@ -112,8 +112,8 @@ class EventReader:
             await asyncio.sleep(REDIS_BACKOFF.wait_s(num_failures))
 
     def stream_is_gone(self) -> None:
-        """The stream does not exist any more, nor what was in it: the neuron's open requests fail,
-        and the next stream is read from its beginning."""
+        """The stream and its entries are gone: the neuron's open requests fail, and the next stream
+        is read from its beginning."""
         self._num_losses += 1
         self._epoch = ""
         self.last_entry_id = keys.EVENTS_FIRST_ENTRY_ID
@@ -131,7 +131,7 @@ class EventReader:
             return
         self._outage.answered()
         if num_losses != self._num_losses:
-            return  # asked of the stream before; what is in the new one is read again
+            return  # asked of the stream before; the new one is read from its start
         self._max_entries = min(2 * max_entries, MAX_ENTRIES_A_READ)
         entries: list[Entry] = reply[0][1] if reply else []
         if entries:

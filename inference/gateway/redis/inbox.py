@@ -4,7 +4,7 @@
                  ▲                 │
                  └── no answer ────┘  again, until the stall's limit
 
-What is pushed while frames are on their way goes with the next ones, so that a burst costs two
+Frames pushed while others are on their way go with the next ones, so that a burst costs two
 round trips and not one for each request. Frames of one neuron keep their order. Those that Redis
 has not acknowledged are sent again, so a neuron may be given one twice, and drops it. A large frame
 takes several entries, and several calls of the script.
@@ -95,8 +95,8 @@ class Dispatcher:
         return outgoing.delivered
 
     def cancel_soon(self, neuron: str, request_id: str) -> None:
-        """Tells the neuron to drop a request, for callers that cannot wait. One that does not get
-        there is sent again when the neuron says that it still holds the request."""
+        """Asks the neuron to drop a request, for callers that cannot wait. A lost cancellation is
+        sent again when the neuron reports that it still holds the request."""
         self.push(neuron, Cancel(request_id=request_id)).add_done_callback(_log_loss)
 
     async def close(self, timeout_s: float) -> None:

@@ -1,9 +1,9 @@
 """One connection to Redis for what the gateway does with every token: few commands, no detours.
 
-redis-py connects and signs in, as its URL says; then the connection is ours. A command is written
-as it stands and its reply is read out of what came in, both without a task, a pool, a lock or a
-timer of its own: with redis-py's client one small reply costs the gateway as much as all that it
-does for the token in it.
+redis-py connects and signs in with the URL's credentials; then the connection is ours. A command is
+written as it stands and its reply is read out of what came in, both without a task, a pool, a lock
+or a timer of its own: with redis-py's client one small reply costs the gateway as much as all that
+it does for the token in it.
 
     command ─▶ transport ─▶ Redis ─▶ data_received ─▶ the oldest waiting future
 
@@ -53,7 +53,7 @@ class RedisLink:
             redis_connect_func=connect_exempt_async,
         )
         self._connection: Any = None
-        """redis-py's. It closes its transport when nobody holds it any more."""
+        """redis-py's. It closes its transport when the last reference to it is gone."""
         self._protocol: LinkProtocol | None = None
         self._connecting = asyncio.Lock()
 
@@ -73,8 +73,8 @@ class RedisLink:
         return LinkScript(self, text)
 
     async def command(self, *arguments: bytes | str | int) -> Any:
-        """Its reply. Raises ``redis.RedisError`` or ``OSError``. Whoever stops waiting leaves the
-        connection as it is."""
+        """Its reply. Raises ``redis.RedisError`` or ``OSError``. A caller that stops waiting leaves
+        the connection as it is."""
         protocol = self._protocol
         if protocol is None or protocol.is_lost:
             protocol = await self._connect()
@@ -104,7 +104,7 @@ class RedisLink:
 
 
 class LinkScript:
-    """A Lua script, which Redis is told once and then knows by its hash."""
+    """A Lua script, which Redis receives once and then knows by its hash."""
 
     def __init__(self, link: RedisLink, text: str) -> None:
         self._link = link
@@ -154,7 +154,7 @@ class LinkProtocol(asyncio.Protocol):
                 else:
                     waiter.set_result(reply)
         except (redis.InvalidResponse, IndexError, ValueError) as error:
-            self.close(redis.ConnectionError(f"Redis said what was not asked for: {error}"))
+            self.close(redis.ConnectionError(f"Redis sent a reply to no command: {error}"))
         else:
             if self._replies.num_bytes > self._max_reply_bytes:
                 most = self._max_reply_bytes

@@ -1,4 +1,4 @@
-"""How long Redis has not answered, and the moment from which nobody waits for it any more.
+"""How long Redis has not answered, and the moment from which requests stop waiting for it.
 
     answered ─▶ unanswered … ─┬─ answered       nothing was lost
                               └─ after limit_s  on_given_up, once

@@ -1,11 +1,11 @@
 """The readers of this gateway, one for each neuron that it sends requests to.
 
     ensure(neuron) ─▶ its stream is made, its reader runs ─▶ … ─▶ idle for a while: closed
-    every second      trim what was read, keep the streams from expiring, make a lost one again
+    every second      trim the read entries, keep the streams from expiring, remake a lost one
 
-A Redis that does not answer is waited for, since what it holds is not lost. When it is given up, or
-has come back without this gateway's marker, everything in flight fails, because nobody can say what
-was missed. A single stream that is gone was deleted by its neuron, and fails that one's requests.
+A Redis that does not answer is waited for, since its data is not lost. When it is given up, or
+has come back without this gateway's marker, everything in flight fails, because the missed entries
+are unknown. A single stream that is gone was deleted by its neuron, and fails that one's requests.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class EventReaders:
             await running.making.join()
 
     def caught_up_s(self, neuron: str) -> float:
-        """On the loop's clock: what was in its stream by then has been delivered."""
+        """On the loop's clock: all entries of its stream before then have been delivered."""
         running = self._running.get(neuron)
         return 0.0 if running is None else running.reader.caught_up_s
 
@@ -131,7 +131,7 @@ class EventReaders:
         return running
 
     async def _make(self, running: _Running) -> None:
-        """Makes the stream anew, whatever stood under its key, and begins to read. Raises
+        """Makes the stream again, whatever stood under its key, and begins to read. Raises
         ``ServiceUnavailableError``."""
         key = running.reader.key
         pipeline = self._redis.pipeline(transaction=True)

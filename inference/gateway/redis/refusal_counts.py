@@ -1,4 +1,4 @@
-"""Counts this gateway's refusals in Redis, for the pages that say who is refused and why."""
+"""Counts this gateway's refusals in Redis, for the pages that list refused callers with reasons."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RefusalCounts:
             self._counts[refused] += 1
 
     async def flush(self, client: redis.asyncio.Redis) -> None:
-        """Costs nothing while nobody is refused. What Redis does not take is forgotten."""
+        """Sends nothing without refusals. Counts that Redis does not take are dropped."""
         if not self._counts:
             return
         counts, self._counts = self._counts, Counter()

@@ -4,8 +4,8 @@
       │           └▶ release, where it never came to a neuron
       └ waits a little where others' reservations are in the way (``reservation_queue``)
 
-Whose caps, what prices and how much are decided elsewhere; here they become what the ledger is
-told, and what it refuses becomes what a client is told.
+Whose caps, at which prices and how much are decided elsewhere; here they become operations on the
+ledger, and its refusals become errors for the client.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Ledger(Protocol):
         ...
 
     async def stop(self, timeout_s: float) -> None:
-        """Writes what is queued first."""
+        """Writes the queue first."""
         ...
 
     async def reserve(self, reserve: Reserve) -> Granted:

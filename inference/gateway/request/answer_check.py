@@ -1,4 +1,4 @@
-"""Whether what a neuron answers is an answer to what was asked. Pure.
+"""Whether a neuron's message is a possible answer to its request. Pure.
 
     generation   Accepted ─▶ events of open choices ─▶ ChoiceFinished for each ─▶ Finished
     embedding    Accepted ─▶ EmbeddedPart … Embedded, one vector for each prompt
@@ -60,7 +60,7 @@ MAX_TOKEN_ID = 2**31 - 1
 MAX_DRAFTS = 2**31 - 1
 MAX_MS = 1e12
 MAX_LOGPROB = 0.01
-"""That of what is certain, as floats round it. NaN is not below it."""
+"""The logprob of a certain token, as floats round it. NaN is not below it."""
 BYTES_A_TOKEN = 1024
 """Of text, its token id and the message around them; a client's answer may be kept until it is
 whole. One that is alone in its message takes some 270, beside its text."""
@@ -197,12 +197,12 @@ class AnswerCheck:
         self._num_tokens += num_tokens
         if num_tokens < 0 or self._num_tokens > self._max_output_tokens:
             most = self._max_output_tokens
-            raise AnswerFaultError(f"{self._num_tokens:.3e} tokens told, {most} at most")
+            raise AnswerFaultError(f"{self._num_tokens:.3e} tokens reported, {most} at most")
 
     def _logprobs(self, logprobs: list[TextLogprob]) -> None:
         for one in logprobs:
-            told = () if one.logprob is None else (one.logprob,)
-            self._probabilities(*told, *(logprob for _, _, logprob in one.top))
+            own = () if one.logprob is None else (one.logprob,)
+            self._probabilities(*own, *(logprob for _, _, logprob in one.top))
 
     def _ranked(self, tokens: list[list[RankedToken]]) -> None:
         for one in chain.from_iterable(tokens):
@@ -293,7 +293,7 @@ class AnswerCheck:
             is_possible &= 0 <= long.context_tokens <= MAX_TOKEN_ID
             self._require(is_possible, "an impossible length")
         is_ours = bool(failure.model_id or failure.suggestion)
-        self._require(not is_ours, "what placement alone says of a failure")
+        self._require(not is_ours, "failure fields that placement alone sets")
         if (after_s := failure.retry_after_s) is not None:
             self._require(0 <= after_s <= MAX_RETRY_AFTER_S, "an impossible time of a retry")
 

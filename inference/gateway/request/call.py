@@ -66,8 +66,8 @@ class Call:
 
     __slots__ = (
         "_is_closed",
+        "_record",
         "_started_s",
-        "_tell",
         "client",
         "discount_percent",
         "endpoint",
@@ -96,7 +96,7 @@ class Call:
         request_id: str,
         endpoint: str,
         client: str,
-        tell: Callable[[RequestOutcome], None],
+        record: Callable[[RequestOutcome], None],
         principal: Principal | None = None,
     ) -> None:
         self.request_id = request_id
@@ -122,12 +122,12 @@ class Call:
         self.error_status = 0
         self.status = 0
         self.limit_state = NO_LIMITS
-        """Told with the response: what is left of the caller's limits."""
+        """Sent with the response: the caller's remaining limits."""
         self.token_charge: TokenCharge | None = None
         """``None``: no limit counts its tokens."""
         self._started_s = time.monotonic()
         self._is_closed = False
-        self._tell = tell
+        self._record = record
 
     @property
     def who(self) -> Principal:
@@ -142,14 +142,14 @@ class Call:
         self.error_status = error.status
 
     def hand_over(self) -> Call:
-        """Another call goes on with what this one has begun, and tells how it ended."""
+        """Another call continues the one begun here, and reports its end."""
         self._is_closed = True
         call = Call(
             request_id=self.request_id,
             endpoint=self.endpoint,
             client=self.client,
             principal=self.principal,
-            tell=self._tell,
+            record=self._record,
         )
         call._started_s = self._started_s
         return call
@@ -187,7 +187,7 @@ class Call:
             ),
             **fields_of(usage, TOKENS),
         )
-        self._tell(
+        self._record(
             RequestOutcome(
                 settle=settle,
                 is_billed=self.is_billed and counter is not None,

@@ -56,8 +56,8 @@ FIRST_EVENTS = (Accepted, TokensCounted, Tokenized)
 
 
 class RequestStream:
-    """``epoch`` is the life of the neuron that serves it: what the snapshot said at dispatch, then
-    what its events say."""
+    """``epoch`` is that of the neuron instance that serves it: from the snapshot at dispatch, then
+    from its events."""
 
     __slots__ = (
         "_abort",
@@ -107,7 +107,7 @@ class RequestStream:
         self.is_submitted = False
         """Its frame is in the neuron's inbox."""
         self.num_misses = 0
-        """How often in a row its neuron has said that it does not hold it."""
+        """How often in a row its neuron has reported that it does not hold it."""
         self._submission: asyncio.Future[None] | None = None
         self._events: deque[tuple[Event, int]] = deque()
         """With their lengths in bytes."""
@@ -169,8 +169,8 @@ class RequestStream:
         self.usage_counter.settle_as_counted()
 
     def settle_within(self, timeout_s: float, on_settled: Callable[[], None]) -> None:
-        """Call after ``end``. Waits for the neuron's terminal event, which says what was used;
-        without one, settles by what was counted when ``timeout_s`` is over."""
+        """Call after ``end``. Waits for the neuron's terminal event with the usage; without one,
+        settles by the tokens counted when ``timeout_s`` is over."""
         counter = self.usage_counter
         timer = asyncio.get_running_loop().call_later(timeout_s, counter.settle_as_counted)
         counter.when_settled(timer.cancel)

@@ -5,9 +5,9 @@
     neither        ─▶ anonymous, where that is allowed  else 401
 
 Whether callers without a key are served follows from the address that this server listens on and
-from the operator's word, never from who seems to be connecting: a proxy on this machine connects
-from this machine, whoever it speaks for. Where they are served, a browser must not be made to ask
-for a page of elsewhere, so their Origin and Host are looked at.
+from the operator's setting, never from who seems to be connecting: a proxy on this machine connects
+from this machine for any client. Where they are served, a browser must not be made to ask
+for a page of elsewhere, so their Origin and Host are checked.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Directory(Protocol):
     async def stop(self) -> None: ...
     async def find(self, presented_key: str) -> Principal: ...
     def prefix_of(self, presented_key: str) -> str | None:
-        """``None`` for what is no key of ours."""
+        """``None`` for a key that is not ours."""
         ...
 
     async def find_by_prefix(self, prefix: str) -> Principal:
@@ -77,7 +77,7 @@ class Directory(Protocol):
 
 
 def allows_anonymous(config: Config) -> bool:
-    """On loopback nobody needs a key, unless one is set; elsewhere the operator has to say so."""
+    """On loopback no key is needed, unless one is set; elsewhere the operator has to allow it."""
     if config.allow_anonymous is not None:
         return config.allow_anonymous
     host = config.listen_host
@@ -173,8 +173,7 @@ def presented_keys(authorization: bytes, *api_keys: bytes) -> list[bytes]:
 
 
 def holds_shared_key(given: list[bytes], config: Config) -> bool:
-    """Whether one of them is the operator's. Compares all, so that the time it takes tells
-    nothing."""
+    """Whether one of them is the operator's. Compares all, in constant time."""
     keys = (config.api_key, config.serve_key)
     equal = [_is_equal(one, key) for one in given for key in keys]
     return any(equal)

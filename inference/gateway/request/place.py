@@ -6,9 +6,9 @@
               │                └▶ Wait ──────────────────┤
               └────────────────────────── WaitingRoom ◀──┘
 
-Deciding is ``fleet.placement``'s. Here are only the effects, and what no heartbeat tells of yet:
-this gateway's own requests, so that a burst spreads over replicas, its own loads, so that two
-models do not get one room, and replicas that have just refused.
+Deciding is ``fleet.placement``'s. Here are only the effects, and the state newer than any
+heartbeat: this gateway's own requests, so that a burst spreads over replicas, its own loads, so
+that two models do not get one room, and replicas that have just refused.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Placer:
         self._loads_asked: dict[tuple[str, str], tuple[float, Load, CatalogueEntry]] = {}
         self._refused_s: dict[tuple[str, str], float] = {}
         self._waits: dict[str, Wait] = {}
-        """What placement last said of the models that are waited for."""
+        """Placement's last reason, by model that is waited for."""
 
     @property
     def num_waiting(self) -> int:
@@ -96,7 +96,7 @@ class Placer:
         return self._waits.get(model)
 
     def refused(self, model: str, neuron: str) -> None:
-        """That replica does not take requests now, whatever the snapshot says of it."""
+        """That replica does not take requests now, whatever the snapshot reports."""
         self._refused_s[model, neuron] = asyncio.get_running_loop().time()
 
     async def find_place(
@@ -143,8 +143,8 @@ class Placer:
     async def _decide(
         self, entry: CatalogueEntry, snapshot: FleetSnapshot, hint: Hint | None
     ) -> tuple[Decision, CatalogueEntry]:
-        """Whoever has a replica to go to needs no catalogue. Others go by the entry as it is now: a
-        load that failed meanwhile may have told how much memory it needs."""
+        """A request with a replica to go to needs no catalogue. Others use the entry as it is now:
+        a load that failed meanwhile may have reported how much memory it needs."""
         has_choice = len(snapshot.replicas_of(entry.name)) > 1
         sent = self._sent(entry.name) if has_choice else None
         wanted = hint() if hint is not None and has_choice else None
@@ -167,7 +167,7 @@ class Placer:
         await self._catalogue.start_load(load)
 
     async def _snapshot(self, model: str) -> FleetSnapshot:
-        """With what no heartbeat tells of yet."""
+        """With the state newer than any heartbeat."""
         snapshot = await self._read_snapshot()
         now_s = asyncio.get_running_loop().time()
         for key, (asked_s, load, entry) in list(self._loads_asked.items()):

@@ -4,12 +4,12 @@ another one where no engine took it.
     begin: find place ─▶ reserve ─▶ Submit ─▶ RequestStream ─▶ Accepted ─▶ events
                 ▲                                   │
                 └── before it is accepted: the neuron went away or leaves, the replica is gone,
-                    or the prompt is longer than what was reserved
+                   or the prompt is longer than reserved
 
 Which failures are answered so, and how often, is ``fleet.placement.retry``'s. A request that its
-neuron was preparing when it died goes nowhere else: the marks that the neuron left in Redis say so
-(``inference.protocol.preparing``). Each attempt has an identity of its own, so that nothing that an
-earlier one's neuron may still say is taken for an answer, and its neuron is told to drop it.
+neuron was preparing when it died is not retried: the marks that the neuron left in Redis show it
+(``inference.protocol.preparing``). Each attempt has an identity of its own, so that a late event of
+an earlier one's neuron is not taken for an answer, and that neuron is asked to drop it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 FINAL_USAGE_TIMEOUT_S = 30.0
 """How long a neuron may take to report what a cancelled request used. After that the request is
-charged for what was counted."""
+charged for the tokens counted."""
 MAX_ID_CHARACTERS = 60
 """How much of a request's id stands before an attempt's number: settling reads up to 64."""
 
@@ -118,7 +118,7 @@ class PlacedRequest:
                 ):
                     raise
                 logger.info(
-                    "request %s is placed again: %s (%s)",
+                    "request %s is retried on another replica: %s (%s)",
                     self._call.request_id,
                     error.code,
                     stream.neuron,
@@ -126,7 +126,7 @@ class PlacedRequest:
                 self._gateway.placer.refused(stream.model, stream.neuron)
                 self._leave(stream)
                 if error.code == "neuron_lost":
-                    # It may be there after all, and is told to drop the request.
+                    # It may be alive after all, and is asked to drop the request.
                     self._gateway.dispatcher.cancel_soon(stream.neuron, stream.request_id)
             await self.begin()
 
@@ -197,7 +197,7 @@ class PlacedRequest:
 
     def _end(self, stream: RequestStream) -> None:
         """Ends an attempt. Unless it is settled its neuron is asked to drop the request, because
-        it may still hold blocks, and answers that with what was used."""
+        it may still hold blocks, and its answer reports the usage."""
         stream.end()
         streams = self._gateway.streams
         if stream.usage_counter.is_settled:

@@ -1,5 +1,5 @@
 """The gateway's way to the rate limits: charged before anything is loaded for a request, corrected
-when it has ended. What they refuse becomes what a client is told."""
+when it has ended. Their refusals become errors for the client."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Limiting:
     async def acquire(self, call: Call, bounds: TokenBounds | None, model: str) -> None:
         """Charges the most that the request may use. ``bounds`` is ``None`` where no limit counts
         tokens; ``model`` is whose tokenizer counts. An answer of no named length is charged, and
-        capped, at half of what is left of the minute, so that others run beside it. Raises
+        capped, at half of the rest of the minute, so that others run beside it. Raises
         ``ApiError``."""
         least = most = prompt = 0
         if bounds is not None:
@@ -74,7 +74,8 @@ def limit_headers(state: LimitState, errors: ErrorDialect) -> list[tuple[bytes, 
 
 
 def counts_tokens(principal: Principal) -> bool:
-    """Bounds read the whole prompt, which is for nothing where nobody counts tokens."""
+    """Whether a limit counts tokens. Bounds read the whole prompt, so they are skipped without
+    one."""
     return (
         principal.key_limits.tokens_per_minute is not None
         or principal.account_limits.tokens_per_minute is not None

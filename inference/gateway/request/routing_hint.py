@@ -1,11 +1,11 @@
-"""What tells a request's conversation from others before anybody has tokenized it.
+"""Distinguishes a request's conversation from others before it has been tokenized.
 
     model, whose cache ─▶ hash ─▶ … first user message ─▶ hint ─▶ … second ─▶ hint ─▶ … fourth ─▶ …
                                   └ where it is long: its beginning ─▶ hint
 
 The first hint is shared by all turns of a conversation, so they go to the same replica. The further
-ones tell conversations apart that begin with the same words: so do prompts of one long message that
-ask different things of the same text. Pure.
+ones distinguish conversations that begin with the same words: so do prompts of one long message
+that ask different things of the same text. Pure.
 """
 
 from __future__ import annotations

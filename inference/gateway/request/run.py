@@ -3,7 +3,7 @@
     find model ─▶ permit ─▶ PlacedRequest: find place ─▶ reserve ─▶ Submit ─▶ events ─▶ settle
                   403/429                  may load it   429        narrowed when accepted
 
-For whoever has a request to run, with a client waiting or not. Must not know HTTP or dialects.
+For code that has a request to run, with a client waiting or not. Must not know HTTP or dialects.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def _stored_counted(gateway: Gateway, files: Sequence[ImageFile]) -> Iterator[No
 async def permit(
     gateway: Gateway, call: Call, entry: CatalogueEntry, base: CatalogueEntry, request: Request
 ) -> None:
-    """Refuses before anything is loaded for it. ``base`` is what is loaded: of an adapter another
-    than the entry itself. Raises ``ApiError``."""
+    """Refuses before anything is loaded for it. ``base`` is the entry that is loaded: of an adapter
+    another than the entry itself. Raises ``ApiError``."""
     principal = call.who
     if not principal.may_use(entry.name):
         raise ModelNotAllowedError(entry.name)
@@ -126,7 +126,7 @@ def _most(limits: Sequence[int | None], otherwise: int | None) -> int | None:
 
 
 def _least(request: Request) -> TokenBounds:
-    """What it takes at the very least, where no replica has told its limits yet."""
+    """The fewest tokens it may take, where no replica has reported its limits yet."""
     bounds = token_bounds(request, context_tokens=None, max_output_tokens=None)
     return TokenBounds(
         prompt_tokens=1,
@@ -137,8 +137,8 @@ def _least(request: Request) -> TokenBounds:
 
 
 async def check_sees(gateway: Gateway, entry: CatalogueEntry, files: Sequence[ImageFile]) -> None:
-    """Refuses before anything is placed, where a replica is there to tell: the same files may be
-    another model on none. Raises ``VisionUnsupportedError``."""
+    """Refuses before anything is placed, where a replica has reported its vision: the same files
+    may be another model on none. Raises ``VisionUnsupportedError``."""
     snapshot = await gateway.liveness.placing_snapshot()
     ready = [
         replica
@@ -152,8 +152,9 @@ async def check_sees(gateway: Gateway, entry: CatalogueEntry, files: Sequence[Im
 def with_sampling_defaults(request: Request, defaults: Mapping[str, float]) -> Request:
     """The operator's sampling defaults of a model, under what the request names itself. Pure.
 
-    ``defaults`` are by the names of ``SamplingOptions``. The neuron fills what is still open from
-    the model's own files. Defaults are applied here, so a change of them needs no reload.
+    ``defaults`` are by the names of ``SamplingOptions``. The neuron fills fields that are still
+    unset from the model's own files. Defaults are applied here, so a change of them needs no
+    reload.
     """
     if not isinstance(request, GenerationRequest):
         return request

@@ -1,5 +1,5 @@
-"""What is told of a request's end: one line in the log, the metrics, the ledger. Nothing else
-keeps an idea of its own of how a request ended."""
+"""Records a request's end: one line in the log, the metrics, the ledger. Nothing else keeps a
+record of its own of how a request ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Outcomes:
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = (log, *listeners)
 
-    def tell(self, outcome: RequestOutcome) -> None:
+    def record(self, outcome: RequestOutcome) -> None:
         for listener in (log,) if outcome.is_self_test else self._listeners:
             try:
                 listener(outcome)
@@ -89,7 +89,7 @@ def _level(outcome: RequestOutcome, is_ours: bool) -> int:
 
 
 def _is_ours(outcome: RequestOutcome) -> bool:
-    """Whether the server failed, and did not merely refuse what was too much or not there."""
+    """Whether the server failed, and did not merely refuse an oversized or unknown request."""
     is_refusal = outcome.error_status == UNAVAILABLE and (
         not outcome.settle.neuron or outcome.settle.outcome in BUSY
     )

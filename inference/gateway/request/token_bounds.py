@@ -1,7 +1,7 @@
 """How many tokens a request may use at most, before anybody has counted. Pure.
 
 The gateway has no tokenizer, so a prompt's sure bound is its bytes: no token is less than one byte
-of text. A template adds its own words around the turns. What is reserved is nearer to what texts
+of text. A template adds its own words around the turns. The reservation is nearer to what texts
 take (``PromptRatios``). Where a prompt has more the neuron refuses it before anything is computed
 (``Submit.max_prompt_tokens``), so a reservation is never exceeded.
 """
@@ -33,7 +33,7 @@ from inference.protocol.images import (
 )
 
 TEMPLATE_TOKENS = 256
-"""What a template says of itself: a default system prompt, the markers of the answer."""
+"""A template's own text: a default system prompt, the markers of the answer."""
 TURN_TOKENS = 16
 """The markers around one turn."""
 TOOLS_FACTOR = 3
@@ -60,10 +60,10 @@ class PromptRatios:
     """How many tokens a model makes of a prompt of so many bytes, learned from prompts that it has
     counted: by model and by size in powers of two. Of short prompts the template is the most.
 
-    The sure bound of a prompt is its bytes, some four times what most texts take. What is reserved
+    The sure bound of a prompt is its bytes, some four times what most texts take. The reservation
     for a prompt is nearer: the largest share of tokens in bytes that this model's prompts of about
     this size had, and a margin. A prompt that has more is refused by its neuron before anything is
-    computed, with its length, and is reserved anew by that.
+    computed, with its length, and is then reserved by that.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class PromptRatios:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBounds:
     """The bounds of one request. ``output_tokens`` is over all choices, ``None`` where the client
-    did not say; ``default_output_tokens`` is what they may become then. Of the prompt,
+    set no limit; ``default_output_tokens`` is what they may become then. Of the prompt,
     ``exact_tokens`` are known (images, token ids) and ``text_bound`` is the rest's sure bound,
     however long the context is."""
 
@@ -167,8 +167,8 @@ def prompt_bound(request: Request, vision: VisionInput | None = None) -> int:
 
 
 def _exact_tokens(request: Request, vision: VisionInput) -> int:
-    """Of images, exact where the model is known. What is too narrow to be read is refused by the
-    neuron."""
+    """Tokens of images, exact where the model is known. The neuron refuses an image too narrow to
+    be read."""
     if isinstance(request.input, TokensInput):
         return sum(len(prompt) + SPECIAL_TOKENS for prompt in request.input.prompts)
     if not isinstance(request.input, ChatInput):

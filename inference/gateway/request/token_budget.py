@@ -18,10 +18,10 @@ from inference.wire.errors import ApiError, RequestFailedError
 from metering.ledger.entries import Granted
 
 OVER_BUDGET = "insufficient_quota"
-"""The code by which a neuron refuses a prompt that is longer than what was reserved."""
+"""The code by which a neuron refuses a prompt that is longer than its reservation."""
 MAX_TEMPLATE_TOKENS = 65_536
 """By how much a template may make a prompt longer than its text, where nothing is reserved: the
-context is what the neuron says it is."""
+context is the one that the neuron reports."""
 
 
 class TokenBudget:
@@ -82,7 +82,7 @@ class TokenBudget:
             self._granted = await self._gateway.accounting.reserve(self._call, bounds)
 
     def accepted(self, prompt_tokens: int) -> None:
-        """The neuron has counted the prompt: what is not needed is released."""
+        """The neuron has counted the prompt: the excess is released."""
         sure, reserved, granted = self._sure, self._reserved, self._granted
         assert sure is not None and reserved is not None, "a request that reserved nothing"
         self._gateway.prompt_ratios.observe(

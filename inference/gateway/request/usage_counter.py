@@ -87,7 +87,7 @@ class UsageCounter:
             self._when_settled.append(callback)
 
     def settle_as_counted(self) -> None:
-        """Settle by what was counted, because no more events come. A prompt without a first token
+        """Settle by the tokens counted, because no more events come. A prompt without a first token
         may not have been computed, so it costs nothing."""
         if self.is_settled:
             return

@@ -30,7 +30,7 @@ class WaitingRoom:
         self._rooms: dict[str, _Room] = {}
 
     def waiting(self) -> dict[str, WaitingModel]:
-        """The models that somebody waits for."""
+        """The models that requests wait for."""
         now_s = time.monotonic()
         return {
             model: WaitingModel(num_requests=room.num_waiting, oldest_s=now_s - room.since_s)
@@ -38,8 +38,9 @@ class WaitingRoom:
         }
 
     async def wait(self, model: str, look: Look, *, timeout_s: float) -> None:
-        """Returns when ``look`` says so or time is up; whoever comes first to a model's room looks
-        for all. Raises ``ServiceUnavailableError`` where too many wait, and what ``look`` raises.
+        """Returns when ``look`` returns true or time is up; the first request in a model's room
+        looks for all. Raises ``ServiceUnavailableError`` where too many wait, and what ``look``
+        raises.
         """
         if self.num_waiting >= self._max_waiting:
             raise ServiceUnavailableError(

@@ -1,9 +1,9 @@
 """Responses that are worked on without their client: begun, watched, cancelled, and stored.
 
     start ─▶ run_request ─▶ events ─▶ encoder ─▶ store, log of events for clients that watch
-    every second: leases renewed; what was cancelled or deleted through another gateway stops
+    every second: leases renewed; responses cancelled or deleted through another gateway stop
 
-A gateway that stops fails its runs and says so; one that dies leaves leases that run out.
+A gateway that stops fails its runs with a message; one that dies leaves leases that run out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SAVE_AGAIN_AFTER_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 
 
 class BackgroundRun:
-    """One response. ``log``: its events so far, for whoever watches."""
+    """One response. ``log``: its events so far, for clients that watch."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class BackgroundRun:
         self.task: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
-        """Stops it; the store has been told already. Ignored where the store is just being told
-        how it ended: it says which of the two came first."""
+        """Stops it; the store has recorded that already. Ignored where the store is just recording
+        its end: the store decides which of the two came first."""
         if self._is_ending:
             return
         self._is_cancelled = True
@@ -102,10 +102,10 @@ class BackgroundRun:
                     return
                 self.log.put(self._encoder.encode(event))
                 if isinstance(event, Accepted):
-                    await self._tell_progress()
+                    await self._save_progress()
 
-    async def _tell_progress(self) -> None:
-        """What is shown of it is late where the database is away, and nothing else."""
+    async def _save_progress(self) -> None:
+        """Only the shown progress is late where the database is offline, and nothing else."""
         assert self._encoder.response is not None, "the encoder has opened"
         try:
             await self._store.progress(self._encoder.response)
@@ -143,7 +143,8 @@ class BackgroundRun:
             self._gateway.spawn(self._store_failure(response, number))
 
     async def _store_failure(self, response: dict[str, Any], number: int) -> None:
-        """Until the database takes it: while this gateway lives nobody else says that it failed."""
+        """Retries until the database takes it: while this gateway lives no other one records the
+        failure."""
         for pause_s in chain(SAVE_AGAIN_AFTER_S, repeat(SAVE_AGAIN_AFTER_S[-1])):
             await asyncio.sleep(pause_s)
             with suppress(ServiceUnavailableError):
@@ -172,7 +173,7 @@ class BackgroundRuns:
         opening: bytes,
     ) -> BackgroundRun:
         """``request`` has been stored as queued. ``call`` is that of the request that asked for
-        it, whose end is now the run's to tell."""
+        it, whose end is now the run's to report."""
         run = BackgroundRun(
             self._gateway,
             self._store,
@@ -193,7 +194,7 @@ class BackgroundRuns:
         return self._runs.get(wanted_id)
 
     def cancel(self, cancelled_id: str) -> None:
-        """Once the store has been told. Ignored for what does not run here."""
+        """After the store has recorded it. Ignored for a run that is not here."""
         run = self._runs.get(cancelled_id)
         if run is not None:
             run.cancel()

@@ -3,7 +3,7 @@
     parse ─▶ continued ─┬▶ generate ─▶ keep ─▶ last event         with its client
                         └▶ keep as queued ─▶ BackgroundRun        without it; a stream watches
 
-A response is stored before its client is told that it is complete: whoever has read its id can
+A response is stored before its client reads that it is complete: a client that has its id can
 build on it.
 """
 

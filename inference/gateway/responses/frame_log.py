@@ -1,4 +1,5 @@
-"""The events of one stream while its work goes on by itself, for whoever watches it, from any on.
+"""The events of one stream while its work continues by itself, for clients that watch it from any
+event on.
 
     put ─▶ | 17 | 18 | 19 | 20 |  the newest of them, up to MAX_KEPT_BYTES
                   └── FrameWatch(next: 18) ── take ─▶ 18, 19, 20
@@ -52,7 +53,7 @@ class FrameLog:
             watch.wake()
 
     def close(self) -> None:
-        """Nothing comes after what is there."""
+        """No event comes after the present ones."""
         self.is_closed = True
         for watch in tuple(self._watches):
             watch.wake()

@@ -44,7 +44,7 @@ MAX_REMEMBERED_ACCOUNTS = 1000
 
 @dataclass(slots=True)
 class _Kept:
-    """What an account keeps: as the database had it, and what was added here since."""
+    """An account's stored bytes: as the database had them, and those added here since."""
 
     looked_s: float
     number: int
@@ -57,7 +57,7 @@ class Presence(Protocol):
     gateway_id: str
 
     async def is_gateway_alive(self, gateway_id: str) -> bool:
-        """``True`` also where nobody knows."""
+        """``True`` also where the answer is unknown."""
         ...
 
 
@@ -150,7 +150,7 @@ class ResponseStore:
             kept.size_bytes += size_bytes
 
     async def save_failed(self, record: ResponseRecord) -> None:
-        """The client has its id, so it may ask for it; it is told of the failure either way."""
+        """The client has its id, so it may ask for it; it gets the failure either way."""
         try:
             await self.save(record)
         except ApiError as error:
@@ -167,7 +167,7 @@ class ResponseStore:
         )
 
     async def cancel(self, response_id: str, principal: Principal) -> None:
-        """Once it was found: what is lost has failed since."""
+        """After it was found: a response with a lost gateway has failed since."""
         record = await self._read(response_id, principal)
         await self._database.query(
             lambda: services.response_cancel(
@@ -217,7 +217,7 @@ def record_of(
     call: Call,
     last_event_number: int | None = None,
 ) -> ResponseRecord:
-    """What is stored of an answer to ``call``. ``last_event_number``: where it has ended."""
+    """The record of an answer to ``call``. ``last_event_number``: where it has ended."""
     return ResponseRecord(
         account=call.who.account,
         response=response,
@@ -229,7 +229,7 @@ def record_of(
 
 
 def read_back(stored: list[dict[str, Any]]) -> list[InputItem]:
-    """Items as the parser reads them: what was stored is what it once took or what was answered,
-    perhaps while unknown fields were ignored, or images might be larger."""
+    """Items as the parser reads them: stored items were once accepted or answered, perhaps while
+    unknown fields were ignored, or images might be larger."""
     with unknown_fields_ignored(), images_read(ImageReading(is_stored=True)):
         return [items([item], "stored")[0] for item in stored]

@@ -58,8 +58,8 @@ class ResponseConsumer(StoredResponseConsumer):
             await self.respond(200, orjson.dumps(record.response))
 
     async def _stream(self, record: ResponseRecord, starting_after: int | None) -> None:
-        """What is worked on here is watched; of what another gateway works on its end is waited
-        for; what has ended is told again."""
+        """Watches a response that runs here; waits for the end of one that runs on another gateway;
+        repeats the events of one that has ended."""
         run = self._runs.find(record.id)
         if run is not None:
             await self._watch(self._watch_of(run, starting_after))
@@ -105,7 +105,7 @@ class InputItemsConsumer(StoredResponseConsumer):
 
 
 class CancelResponseConsumer(StoredResponseConsumer):
-    """POST /v1/responses/{id}/cancel. One that has ended stays as it is and is told again."""
+    """POST /v1/responses/{id}/cancel. One that has ended stays as it is and is returned again."""
 
     method = "POST"
     endpoint = "/v1/responses/{id}/cancel"

@@ -67,15 +67,15 @@ class ResponseTurn:
         await self._answer(self._request, generates=asked.generates)
         self.call.outcome = FINISHED
         assert self._encoder is not None and self._encoder.response is not None
-        said = read_back(without_logprobs(self._encoder.response["output"]))
-        return KeptTurn(response_id(self.request_id), [*history, *self._request.items, *said])
+        output = read_back(without_logprobs(self._encoder.response["output"]))
+        return KeptTurn(response_id(self.request_id), [*history, *self._request.items, *output])
 
     @property
     def request_id(self) -> str:
         return self.call.request_id
 
     async def failed(self, error: ApiError) -> bytes:
-        """The event that ends it; none where the client has been told of no response yet."""
+        """The event that ends it; none where the client has received no response yet."""
         request, encoder = self._request, self._encoder
         if request is None or encoder is None or encoder.response is None:
             return b""
@@ -105,7 +105,7 @@ class ResponseTurn:
     async def _forward(
         self, events: list[Event], encoder: ResponseStreamEncoder, request: ResponsesRequest
     ) -> None:
-        """A response is stored before its client is told that it is complete."""
+        """A response is stored before its client reads that it is complete."""
         for event in events:
             if isinstance(event, Finished):
                 response = encoder.response_after(event)

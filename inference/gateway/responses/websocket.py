@@ -1,11 +1,11 @@
-"""Responses over one WebSocket: a turn after the other, each going on from the one before.
+"""Responses over one WebSocket: a turn after the other, each continuing the one before.
 
     message ─▶ queue ─▶ parse ─▶ continued ─▶ run_request ─▶ events ─▶ messages
                                     ▲                           │
                                     └──── last turn's items ◀───┘
 
 The last turn's items are kept with the connection, so a chain needs nothing stored. A turn that
-fails forgets what it continued: its client says the whole conversation again.
+fails forgets the turn that it continued: its client sends the whole conversation again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ResponseSocket(AbortableConsumer):
                 raise StopConsumer
 
     async def _connect(self) -> None:
-        """Refused as a handshake: the client has no socket yet to be told over."""
+        """Refused as a handshake: the client has no socket yet for an error message."""
         self.gateway.ensure_started()
         try:
             await self._identify()
@@ -162,7 +162,7 @@ class ResponseSocket(AbortableConsumer):
         except Exception:
             logger.exception("request %s failed", turn.request_id)
             await self._refuse(turn, InternalError())
-        # Only what the failed turn went on from is forgotten.
+        # Only the turn that the failed one continued is forgotten.
         if kept is not None and kept.response_id != turn.previous_response_id:
             self._kept = kept
 

@@ -37,7 +37,7 @@ def deployment_of(path: str) -> str | None:
 
 
 def with_model(body: bytes, model: str) -> bytes:
-    """The JSON object with ``model``; what is none is left for the parser to refuse."""
+    """The JSON object with ``model``; a body that is no object is left for the parser to refuse."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError):

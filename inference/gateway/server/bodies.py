@@ -1,4 +1,4 @@
-"""Bodies that may be small or large: what is small stays in memory and on the event loop."""
+"""Bodies that may be small or large: small ones stay in memory and on the event loop."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class ClientConnections:
         self._clock = clock
         self._by_address: Counter[str] = Counter()
         self._num_refused: Counter[str] = Counter()
-        """Since the log last said so, by the refusal's code."""
+        """Since the last log line about them, by the refusal's code."""
         self._logged_s = -LOG_INTERVAL_S
 
     def admit(self, host: str, descriptor: int) -> ApiError | None:

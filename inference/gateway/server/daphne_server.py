@@ -3,8 +3,8 @@ send and how slowly, an orderly stop.
 
 Daphne's own server buffers whatever an application sends and reads a body of any size before it
 calls one. Here a send waits while the socket's buffer is full, a body over the limit is refused
-while it comes in, and one that is not small is read only when whoever sends it may. Must not know
-what is served.
+while it comes in, and one that is not small is read only when its sender may send it. Must not know
+the application that it serves.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         self._num_body_bytes = 0
         self._refused = False
         self._has_begun = False
-        """The application has it, and refuses what is to be refused."""
+        """The application has it, and decides on refusals."""
         self._checking: asyncio.Task[None] | None = None
         self.scope_extras: dict[str, Any] = {}
         """What the check of its headers adds to its ASGI scope."""
@@ -111,7 +111,7 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         self.writable.clear()
 
     def resumeProducing(self) -> None:  # noqa: N802
-        """The channel stops reading while it cannot write; without this it would go on so and
+        """The channel stops reading while it cannot write; without this it would stay stopped and
         never see the client leave."""
         self.writable.set()
         self.channel._networkProducer.resumeProducing()
@@ -208,7 +208,7 @@ class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
 
     def sendData(self, data: bytes, sync: bool = False, chopsize: int | None = None) -> None:  # noqa: N802
         """Sends a frame as the HTTP channel sends a part of a stream. Autobahn's own queue has what
-        it was told to send in pieces, which goes first."""
+        it still sends in pieces, which goes first."""
         if sync or chopsize or self.send_queue:
             super().sendData(data, sync, chopsize)
         else:
@@ -236,7 +236,7 @@ class StreamFactory(HTTPFactory):  # type: ignore[misc]
 
 
 class DaphneServer(daphne.server.Server):  # type: ignore[misc]
-    """``errors_of`` tells how the client of a path is told what went wrong; ``check_headers``
+    """``errors_of`` chooses the error dialect for the client of a path; ``check_headers``
     raises the ``ApiError`` of a request that is refused for its path and headers alone, and returns
     what it adds to the scope of another."""
 
@@ -292,8 +292,8 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         factory.protocol = StreamSocket
         factory.setProtocolOptions(
             maxMessagePayloadSize=self.max_body_bytes,
-            failByDrop=False,  # with a close frame that says why
-            allowNullOrigin=True,  # which origins may what is the application's to say
+            failByDrop=False,  # with a close frame that has the reason
+            allowNullOrigin=True,  # the application decides on origins
             autoPingInterval=PING_INTERVAL_S,
             autoPingTimeout=PING_TIMEOUT_S,
         )
@@ -315,6 +315,6 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         return queue
 
     async def handle_reply(self, protocol: Any, message: dict[str, Any]) -> None:
-        """Waits while what was sent before is still in the socket's buffer."""
+        """Waits while earlier bytes are still in the socket's buffer."""
         await protocol.writable.wait()
         await super().handle_reply(protocol, message)

@@ -2,7 +2,7 @@
 A client that is too slow to send its request gets a 408.
 
 Twisted closes a connection without a word when a line is too long, and answers other bad requests
-with an empty 400. Here whoever asks is told, in the dialect of the path.
+with an empty 400. Here the client gets an error in the dialect of the path.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self.callLater(LINGER_S, self.forceAbortClient)
 
     def allHeadersReceived(self) -> None:  # noqa: N802
-        """The host of such a target counts, whatever the header says."""
+        """The host of such a target counts, whatever the header has."""
         if (origin := origin_target(self._path)) is not None:
             host, self._path = origin
             self.requests[-1].requestHeaders.setRawHeaders(b"Host", [host])
@@ -152,7 +152,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             self._refuse_head(InvalidHttpError("This is no HTTP/1.1 request that can be read."))
 
     def _refuse_head(self, error: ApiError) -> None:
-        """Nothing after it can be told apart: what still comes is dropped."""
+        """Bytes after it cannot be split into requests: all further input is dropped."""
         self.clearLineBuffer()
         self._drops_input = True
         self.refuse(error, getattr(self, "_path", b"/"))

@@ -8,7 +8,7 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.metrics.endpoint import MetricsEndpoint
 
 METRICS_HOST = "127.0.0.1"
-"""The host of the metrics where nothing else is said: an application does not know where its server
+"""The host of the metrics without a setting: an application does not know where its server
 listens."""
 
 

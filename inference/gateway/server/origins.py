@@ -41,7 +41,7 @@ def is_allowed(config: Config, origin: str) -> bool:
 
 
 class _Cors(CORSMiddleware):
-    """Starlette's, with a refusal that says what to do."""
+    """Starlette's, with a refusal that names the remedy."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
         response = super().preflight_response(request_headers)

@@ -54,14 +54,14 @@ OLLAMA_PATHS = frozenset(
 """Exactly these: what else is under /api is Django's."""
 
 ELSEWHERE = {
-    "audio": "This server neither hears nor speaks.",
+    "audio": "This server has no audio models.",
     "images": "This server makes no images.",
     "videos": "This server makes no videos.",
     "realtime": "This server has no realtime sessions.",
     "moderations": "This server moderates nothing.",
     "assistants": "This server has no assistants; /v1/responses keeps conversations.",
     "threads": "This server has no threads; /v1/responses keeps conversations.",
-    "conversations": "This server has no conversations; /v1/responses goes on from an earlier one.",
+    "conversations": "This server has no conversations; /v1/responses continues an earlier one.",
     "uploads": "This server takes files whole: POST /v1/files.",
     "evals": "This server evaluates nothing.",
     "fine_tuning": "This server trains nothing.",
@@ -75,7 +75,7 @@ SERVED = (
 
 METRICS = (
     "Metrics are not served here but on a port of their own: 31314, unless HELEXA_METRICS_LISTEN "
-    "says otherwise."
+    "names another."
 )
 REFERENCE = "What there is: /docs."
 """The page of ``helexa_site.api_reference``."""
@@ -124,7 +124,7 @@ def near_path(path: str) -> str | None:
 
 
 def unknown_url(method: str, path: str) -> str:
-    """What a client is told."""
+    """The error message for a client."""
     kind = path.removeprefix(VERSION).strip("/").partition("/")[0]
     if kind == "metrics":
         return METRICS

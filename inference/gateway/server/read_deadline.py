@@ -58,7 +58,7 @@ class ReadDeadline:
         self._due_s = now_s + self._timeouts.head_s
 
     def begin_body(self, now_s: float) -> None:
-        """Also called when the server goes on reading after a pause of its own."""
+        """Also called when the server resumes reading after a pause of its own."""
         self.reading = Reading.BODY
         self._num_bytes = 0
         self._read_from_s = now_s

@@ -1,4 +1,4 @@
-"""Telling the control what requests wait for at this gateway."""
+"""Publishes the models that requests wait for at this gateway, for the control."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from inference.protocol.waiting import WaitingModel, WaitingReport, encode_waiti
 logger = logging.getLogger(__name__)
 
 
-class WaitingTeller:
+class QueueDemandReporter:
     """Belongs to one event loop."""
 
     def __init__(self, client: redis.asyncio.Redis, gateway_id: str) -> None:
         self._redis = client
         self._gateway_id = gateway_id
         self._beat = 0
-        self._has_told = False
+        self._is_published = False
 
-    async def tell(self, waiting: Mapping[str, WaitingModel]) -> None:
-        """Costs nothing while nobody waits. Raises ``ServiceUnavailableError``."""
-        if not waiting and not self._has_told:
+    async def publish(self, waiting: Mapping[str, WaitingModel]) -> None:
+        """Sends nothing while no request waits. Raises ``ServiceUnavailableError``."""
+        if not waiting and not self._is_published:
             return
         self._beat += 1
         report = encode_waiting_report(WaitingReport(beat=self._beat, models=dict(waiting)))
@@ -37,11 +37,11 @@ class WaitingTeller:
                 await self._redis.hdel(keys.WAITING, self._gateway_id)
         except (redis.RedisError, OSError) as error:
             raise redis_unavailable() from error
-        self._has_told = bool(waiting)
+        self._is_published = bool(waiting)
 
     async def withdraw(self) -> None:
         """On the way out."""
-        if self._has_told:
+        if self._is_published:
             try:
                 await self._redis.hdel(keys.WAITING, self._gateway_id)
             except (redis.RedisError, OSError) as error:
