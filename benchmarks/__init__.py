@@ -1,1 +1,1 @@
-"""Speed measurements: what is measured, on whom, and how it is told. Run by scripts/bench."""
+"""Speed measurements: the figures, the subjects and the report. Run by scripts/bench."""

@@ -109,7 +109,7 @@ class Agent:
         self._process.stdin.flush()
 
     def wait_for(self, request_id: int | None) -> dict[str, Any]:
-        """The answer to it; ``None``: the first piece of what the model says."""
+        """The answer to it; ``None``: the first piece of the model's text."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             message: dict[str, Any] = json.loads(line)

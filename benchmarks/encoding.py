@@ -1,6 +1,6 @@
 """What a delta costs to encode, in each dialect, on one core: the gateway's work for every event.
 
-``python -m benchmarks.encoding`` prints it alone; ``scripts/bench`` tells it with the rest. A
+``python -m benchmarks.encoding`` prints it alone; ``scripts/bench`` prints it with the rest. A
 new dialect adds its line to ``DIALECTS``.
 """
 

@@ -53,37 +53,39 @@ def chat(*messages: ChatMessage) -> ChatInput:
     return ChatInput(messages=list(messages))
 
 
-def said(text: str) -> ChatMessage:
+def user_message(text: str) -> ChatMessage:
     return ChatMessage(role="user", content=text)
 
 
-SHORT = chat(said("What is the capital of France?"))
+SHORT = chat(user_message("What is the capital of France?"))
 
 
 def _system_turns() -> ChatInput:
-    return chat(*(ChatMessage(role="system", content="Be brief.") for _ in range(8000)), said("Hi"))
+    return chat(
+        *(ChatMessage(role="system", content="Be brief.") for _ in range(8000)), user_message("Hi")
+    )
 
 
 def _many_turns() -> ChatInput:
     turns = []
     for number in range(20_000):
-        turns.append(said(f"question {number}"))
+        turns.append(user_message(f"question {number}"))
         turns.append(ChatMessage(role="assistant", content=f"answer {number}"))
-    return chat(*turns, said("Hi"))
+    return chat(*turns, user_message("Hi"))
 
 
 def _of_text(num_bytes: int) -> Callable[[], ChatInput]:
-    return lambda: chat(said(WORDS * (num_bytes // len(WORDS))))
+    return lambda: chat(user_message(WORDS * (num_bytes // len(WORDS))))
 
 
 def _tool_arguments() -> ChatInput:
     arguments = json.dumps({"numbers": list(range(100_000))})
     call = ToolCall(id="one", name="sum", arguments=arguments)
     return chat(
-        said("Sum these."),
+        user_message("Sum these."),
         ChatMessage(role="assistant", tool_calls=[call]),
         ChatMessage(role="tool", content="4999950000", tool_call_id="one"),
-        said("Thanks"),
+        user_message("Thanks"),
     )
 
 
@@ -224,12 +226,12 @@ def main() -> None:
     try:
         for name, long in {"alone": None, **LONG, "alone again": None}.items():
             clock_ms, cpu_ms = _measure(neuron, given.seconds, long)
-            print(f"{name}: {len(clock_ms)} short chats, {_told(clock_ms)}; CPU {_told(cpu_ms)}")
+            print(f"{name}: {len(clock_ms)} short chats, {_times(clock_ms)}; CPU {_times(cpu_ms)}")
     finally:
         neuron.intake.stop()
 
 
-def _told(taken_ms: list[float]) -> str:
+def _times(taken_ms: list[float]) -> str:
     p99 = taken_ms[min(len(taken_ms) - 1, int(0.99 * len(taken_ms)))]
     return f"median {statistics.median(taken_ms):.1f} ms, p99 {p99:.1f}, most {taken_ms[-1]:.1f}"
 

@@ -30,7 +30,7 @@ DATABASES = ("sqlite", "postgres")
 ACCOUNT, MODEL, NEURON = "bench", "bench-model", "bench"
 CAP_TOKENS = 10**15
 MAX_WAITING = 2000
-"""Entries that are told before earlier ones are written."""
+"""Entries that are queued before earlier ones are written."""
 FLUSH_TIMEOUT_S = 120.0
 
 
@@ -125,7 +125,7 @@ async def _round(budgets: tuple[int, ...], seconds: float, at_once: int) -> Ledg
     writer.start()
     began_s, cpu_s = time.monotonic(), time.process_time()
     until_s = began_s + seconds
-    told = await asyncio.gather(
+    counts = await asyncio.gather(
         *(_requests(writer, budgets, until_s) for _ in range(at_once if budgets else 1))
     )
     if not await writer.flush(FLUSH_TIMEOUT_S):
@@ -133,7 +133,7 @@ async def _round(budgets: tuple[int, ...], seconds: float, at_once: int) -> Ledg
     took_s, used_s = time.monotonic() - began_s, time.process_time() - cpu_s
     await writer.stop(FLUSH_TIMEOUT_S)
     return LedgerReading(
-        entries_per_s=sum(told) / took_s, cpu_ms_per_entry=used_s / sum(told) * 1000
+        entries_per_s=sum(counts) / took_s, cpu_ms_per_entry=used_s / sum(counts) * 1000
     )
 
 

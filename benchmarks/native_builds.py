@@ -68,7 +68,7 @@ class Pass:
         return -(-self.num_tokens // DEFAULT_BLOCK_TOKENS)
 
     def forward(self, vocab_size: int) -> Forward:
-        """A pass over tokens drawn once; what was never computed is zeros in the cache."""
+        """A pass over tokens drawn once; cache positions never computed are zeros."""
         draw = random.Random(1)
         ids = torch.tensor([draw.randrange(vocab_size) for _ in range(self.num_rows)])
         return self._prompt(ids) if self.is_prompt else self._decode(ids)

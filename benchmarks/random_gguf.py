@@ -1,5 +1,6 @@
-"""A GGUF file of random weights at a shape that no published small model has: what is measured is
-the architecture, and any weights take as long. ``python -m benchmarks.random_gguf SHAPE FILE``.
+"""A GGUF file of random weights at a shape that no published small model has: the benchmark
+measures the architecture, and any weights take as long. ``python -m benchmarks.random_gguf SHAPE
+FILE``.
 
 Most projections are Q4_K; ``down`` and ``v``, the table and the head are Q6_K, as in a Q4_K_M file.
 """

@@ -1,4 +1,4 @@
-"""What times of arrival say about a decode: for subjects that tell when each token came."""
+"""Figures of a decode from times of arrival: for subjects that report when each token came."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Subject(Protocol):
     """Rates are tokens per second of wall time, times are seconds, ``None`` is not measured.
 
     Beside ``open_subject`` its module has ``LIBRARIES``, the modules that it imports only once it
-    is opened; ``None`` where the process is a client, whose memory says nothing.
+    is opened; ``None`` where the process is a client, whose memory is irrelevant.
     """
 
     def describe(self) -> str:
@@ -43,7 +43,7 @@ class Subject(Protocol):
         ...
 
     def prefill(self, num_tokens: int, seed: int) -> float | None:
-        """Prompt tok/s of one sequence with a prompt nobody has seen."""
+        """Prompt tok/s of one sequence with a new prompt."""
         ...
 
     def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float] | None:
@@ -85,7 +85,7 @@ class SubjectProcess:
     def ask(self, **question: Any) -> Any:
         """Raises ``SubjectError``."""
         assert self._process.stdin is not None
-        # One that has ended says so when it is read from.
+        # A process that has ended reports it when it is read from.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()

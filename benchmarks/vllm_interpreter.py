@@ -1,4 +1,4 @@
-"""The interpreter that has vLLM's CPU build: where it is, how it is made, what it must be told.
+"""The interpreter that has vLLM's CPU build: where it is, how it is made, and its variables.
 
 vLLM pins other versions of what the bench has itself, so it lives in an environment of its own:
 

@@ -2,7 +2,7 @@
 
 Prompts are token ids drawn from the ordinary part of the vocabulary with a fixed seed; nothing
 here depends on a tokenizer. Every prompt asked for is new unless a prefix is meant to be shared,
-so a prefix cache helps only where the measurement says so.
+so a prefix cache helps only the measurements of a shared prefix.
 """
 
 from __future__ import annotations

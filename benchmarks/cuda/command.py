@@ -88,7 +88,7 @@ def measure(
     try:
         _run_shapes(run, device, rows, arguments, folders)
     except SubjectError as error:
-        # The device's own process: without it there are no shares, but what was read is told.
+        # The device's own process: without it there are no shares, but the readings are reported.
         run.fail(DEVICE, error)
     finally:
         device.close()

@@ -20,7 +20,7 @@ VOCAB_SIZE = 151_936
 NUM_ROWS = (1, 8, 32)
 SPREAD = 4.0
 """How far scores are spread: a nucleus of 0.9 holds some hundred tokens."""
-WISHES = {
+SAMPLINGS = {
     "likeliest": SamplingParams(max_tokens=1, temperature=0.0),
     "temperature 1": SamplingParams(max_tokens=1),
     "top_p 0.9": SamplingParams(max_tokens=1, top_p=0.9),
@@ -34,9 +34,9 @@ DRAWERS: dict[str, Callable[[torch.device], Drawer]] = {
 
 def rows() -> Iterator[Row]:
     for num_rows in NUM_ROWS:
-        for wish, params in WISHES.items():
+        for sampling, params in SAMPLINGS.items():
             for name, drawer_on in DRAWERS.items():
-                what = f"{num_rows} rows of {VOCAB_SIZE}, {wish}: {name}"
+                what = f"{num_rows} rows of {VOCAB_SIZE}, {sampling}: {name}"
                 yield measured(what, partial(result, drawer_on, num_rows, params))
 
 

@@ -89,7 +89,7 @@ def folder_bytes(config: ModelConfig) -> int:
 
 
 def hub_config(config: ModelConfig) -> dict[str, Any]:
-    """What config.json says. No token ends a sequence."""
+    """The content of config.json. No token ends a sequence."""
     return {
         "architectures": [CLASSES[config.architecture]],
         "model_type": config.architecture,

@@ -22,7 +22,7 @@ NARROWEST_TABLE = 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line of the report. ``None`` is what was not measured, or has no goal."""
+    """A line of the report. ``None``: not measured, or without a goal."""
 
     name: str
     helexa_tokens_per_s: float | None

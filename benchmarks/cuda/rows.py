@@ -10,8 +10,8 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a benchmark; ``result`` says ``unmeasured`` or ``failed`` and why, where there
-    is no figure."""
+    """One line of a benchmark; without a figure, ``result`` is ``unmeasured`` or ``failed`` with
+    the reason."""
 
     what: str
     result: str
@@ -21,12 +21,12 @@ class Row:
 
 
 def measured(what: str, measure: Callable[[], str]) -> Row:
-    """Where there is no card, or the card or this torch cannot do it, the row says so."""
+    """Without a card, or where the card or this torch cannot do it, the row reports that."""
     if not torch.cuda.is_available():
         return Row(what, "unmeasured: no CUDA device")
     try:
         return Row(what, measure())
-    except Exception as error:  # noqa: BLE001 - this is the loop's boundary: other rows go on
+    except Exception as error:  # noqa: BLE001 - this is the loop's boundary: other rows follow
         reason = str(error).partition("\n")[0]
         return Row(what, f"failed: {type(error).__name__}: {reason}")
 

@@ -42,7 +42,7 @@ class CardRun:
         *,
         rows: Sequence[Row],
         num_rounds: int,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self.results = Results({DEVICE: device.description})
         self.failures: dict[str, str] = {}
@@ -50,7 +50,7 @@ class CardRun:
         self._open_process = open_process
         self._places = {row: place for place, row in enumerate(rows)}
         self._num_rounds = num_rounds
-        self._say = say
+        self._report = report
 
     @property
     def limits(self) -> Limits | None:
@@ -83,7 +83,7 @@ class CardRun:
             return
         opened[subject.label] = process
         self.results.subjects[subject.label] = process.description
-        self._say(f"{subject.label}: loaded in {time.monotonic() - began_s:.0f} s")
+        self._report(f"{subject.label}: loaded in {time.monotonic() - began_s:.0f} s")
 
     def _ask_device(self, round_number: int) -> None:
         for question, unit in LIMIT_QUESTIONS.items():
@@ -112,11 +112,11 @@ class CardRun:
         self._keep(round_number, row.name, "tok/s", subject.column, value)
 
     def _keep(self, round_number: int, name: str, unit: str, column: str, value: float) -> None:
-        self._say(f"{name:<32} {column:<14} {value:12,.0f} {unit}")
+        self._report(f"{name:<32} {column:<14} {value:12,.0f} {unit}")
         if round_number > 0:
             self.results.add(name, unit, column, value)
 
     def fail(self, label: str, error: SubjectError) -> None:
         """``label`` is not measured, or no further."""
-        self._say(f"{label} is not measured: {error}")
+        self._report(f"{label} is not measured: {error}")
         self.failures[label] = str(error)

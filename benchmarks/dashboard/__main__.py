@@ -2,7 +2,7 @@
 
 Times the whole answer to what a browser asks the dashboard for every two seconds: session, queries,
 heartbeats out of Redis, rows and template, on a SQLite and a Redis of its own. Prints milliseconds:
-of this process' CPU, which says the same on a busy machine, and on the wall's clock.
+of this process' CPU, which are the same on a busy machine, and on the wall's clock.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def _measure(given: argparse.Namespace) -> None:
             wall_ms.append(1000 * (time.perf_counter() - wall_s))
             assert response.status_code == 200, response.status_code
         print(
-            f"{path}: CPU {_told(cpu_ms)}; wall {_told(wall_ms)}; "
+            f"{path}: CPU {_times(cpu_ms)}; wall {_times(wall_ms)}; "
             f"{len(response.content) / 1024:.0f} KiB, {given.neurons} neurons, "
             f"{given.replicas} replicas, {given.times} times"
         )
 
 
-def _told(taken_ms: list[float]) -> str:
+def _times(taken_ms: list[float]) -> str:
     counted = taken_ms[NUM_WARM_UPS:]
     return (
         f"median {statistics.median(counted):.0f} ms, least {min(counted):.0f}, "

@@ -24,7 +24,7 @@ from inference.protocol.sampling import SamplingParams
 
 PROMPT = "<|im_start|>user\nTell me about the number {index}.<|im_end|>\n<|im_start|>assistant\n"
 SIZE = 0.01
-"""The weights are so small that sequences go on as long as the base model's do."""
+"""The weights are so small that sequences run as long as the base model's do."""
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 

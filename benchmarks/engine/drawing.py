@@ -15,7 +15,7 @@ from inference.engine.load.load_engine import configure_threads
 from inference.protocol.sampling import SamplingParams
 
 PROMPT = "<|im_start|>user\nTell me about the number {index}.<|im_end|>\n<|im_start|>assistant\n"
-WISHES = {
+SAMPLINGS = {
     "greedy": SamplingParams(max_tokens=1, temperature=0.0),
     "temperature 1": SamplingParams(max_tokens=1),
     "top_p 0.9": SamplingParams(max_tokens=1, top_p=0.9),
@@ -38,10 +38,10 @@ def main() -> None:
             for index in range(arguments.sequences)
         ]
         turns = [
-            {name: decode_step_ms(engine, prompts, params) for name, params in WISHES.items()}
+            {name: decode_step_ms(engine, prompts, params) for name, params in SAMPLINGS.items()}
             for _ in range(1 + arguments.turns)
         ]
-    for name in WISHES:
+    for name in SAMPLINGS:
         milliseconds = statistics.median(turn[name] for turn in turns[1:])
         print(f"decode step of {arguments.sequences}, {name}: {milliseconds:.2f} ms")
 

@@ -43,7 +43,7 @@ PERSON = {
     "required": ["name", "age", "kind", "tags", "address"],
     "additionalProperties": False,
 }
-# So many people that nobody is done within a turn.
+# So many people that no sequence ends within a turn.
 SCHEMA = {"type": "array", "items": PERSON, "minItems": 50}
 GRAMMAR = Grammar(text=json.dumps({"grammars": [{"json_schema": SCHEMA}]}))
 

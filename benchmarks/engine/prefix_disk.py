@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _turn(model: Path, data_dir: Path, num_tokens: int, seed: int) -> tuple[float, float]:
-    """Seconds to the first token of a prompt that nobody has seen, and then of the same one."""
+    """Seconds to the first token of a new prompt, and then of the same one."""
     prompt = random.Random(seed).choices(range(LEAST_ID, MOST_ID), k=num_tokens)
     found = []
     for _ in range(2):

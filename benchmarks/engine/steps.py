@@ -22,7 +22,7 @@ STEPS_PER_TURN = 40
 
 
 def open_on_cpu(model: Path, cache_dir: Path) -> OpenedModel:
-    """``model``: a file or directory of text. Close what is returned when the model is built."""
+    """``model``: a file or directory of text. Close the returned object when the model is built."""
     spec = LoadSpec(job_id="bench", model="bench", source=f"path:{model}", devices=["cpu"])
     opened = open_model(spec, cache_dir, lambda progress: None)
     assert isinstance(opened, OpenedModel), "what is measured is a text model's"

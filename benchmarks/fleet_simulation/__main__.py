@@ -78,8 +78,8 @@ def _costs(costs: Costs) -> str:
     ):
         mean = sum(values) / max(1, len(values))
         numbers = (mean, quantile(values, 0.5), quantile(values, 0.99))
-        told = "".join(f"{scale * number:>6.1f} {unit}" for number in numbers)
-        lines.append(f"{name:14}{len(values):>10}{told}")
+        figures = "".join(f"{scale * number:>6.1f} {unit}" for number in numbers)
+        lines.append(f"{name:14}{len(values):>10}{figures}")
     return "\n".join(lines)
 
 

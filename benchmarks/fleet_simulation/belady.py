@@ -1,7 +1,8 @@
-"""What nobody can reach who does not know the future: Belady's choice over all memory as one.
+"""The bound of a placement that knows the future: Belady's choice over all memory as one.
 
-Evicts what is asked for furthest in the future. Its memory has no borders between cards, loads take
-no time, and what is in use may go: so it is a bound on any placement, not a rival.
+Evicts the model that is asked for furthest in the future. Its memory has no borders between cards,
+loads take no time, and models in use may be evicted: so it is a bound on any placement, not a
+rival.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is simulated: cards, models and when they are asked for. All of it follows from the seed."""
+"""The simulated cards, models and requests with their times. All of it follows from the seed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A card is gone, and what was on it; it is back later, empty."""
+    """A card fails with the models on it; it is back later, empty."""
 
     at_s: float
     neuron: str

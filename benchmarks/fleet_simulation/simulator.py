@@ -3,7 +3,7 @@
     arrival ─▶ a ready replica ─▶ answered after a while
           └──▶ waits ─▶ the policy loads its model ─▶ ready ─▶ all that waited are served
 
-Events are in a heap by time. A second apart, whoever waits asks the policy again, as gateways do;
+Events are in a heap by time. A second apart, waiting requests ask the policy again, as gateways do;
 every few seconds the control ticks.
 """
 
@@ -159,7 +159,7 @@ class Simulator:
             return
         here = self._fleet.replicas[start.neuron]
         if any(name in here and here[name].in_flight for name in start.evict):
-            return  # lost its room: it is placed again with the next snapshot
+            return  # lost its room: the next snapshot places it
         for name in start.evict:
             if name in here:
                 self._remove(here[name], now_s)
@@ -205,7 +205,7 @@ class Simulator:
         return self._fleet.replicas[replica.neuron].get(replica.model.name) is replica
 
     def _die(self, death: Death, now_s: float) -> None:
-        """Answers that were under way fail; what waits is placed again."""
+        """Running answers fail; waiting requests are placed by the next snapshot."""
         self._fleet.dead.add((death.neuron, death.card))
         self._push(now_s + CARD_AWAY_S, _Back(death))
         here = self._fleet.replicas[death.neuron]

@@ -1,4 +1,4 @@
-"""The simulated fleet: what is on each card, and how it looks to whoever decides."""
+"""The simulated fleet: the models on each card, and the view that a policy decides by."""
 
 from __future__ import annotations
 

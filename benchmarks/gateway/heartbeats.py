@@ -1,4 +1,4 @@
-"""What a neuron without a model says of itself: one CPU and one replica that is ready."""
+"""The heartbeat of a neuron without a model: one CPU and one replica that is ready."""
 
 from __future__ import annotations
 

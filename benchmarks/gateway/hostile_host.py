@@ -213,7 +213,7 @@ def many_held_ids(evil: Evil) -> None:
         evil.client.hset(keys.held_key(EVIL), name, many_ids(300_000))
 
 
-def foreign_held_ids(evil: Evil) -> None:
+def held_ids_of_others(evil: Evil) -> None:
     """The host reports ids of other hosts' requests as held, and leaves out its own."""
     for beat in range(1, 6):
         ids = [f"req_{beat}_{number}" for number in range(MAX_HELD)]
@@ -249,7 +249,7 @@ ATTACKS: dict[str, Attack] = {
     "others' requests": events_of_others,
     "a large heartbeat": large_heartbeat,
     "many held ids": many_held_ids,
-    "foreign held ids": foreign_held_ids,
+    "held ids of others": held_ids_of_others,
     "unread answers": unread_answers,
     "forged reports": junk_reports,
 }

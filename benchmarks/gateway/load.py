@@ -3,7 +3,7 @@ answer is whole.
 
 They share the machine with what they measure, so they do as little as they can: a socket per
 client, requests written as prepared bytes, answers read as bytes and their tokens counted. An
-answer that is not what was asked for ends the run.
+unexpected answer ends the run.
 
     begin                     warm-up is over
     end                       the time is up
@@ -31,7 +31,7 @@ START_APART_S = 0.002
 POLL_S = 0.1
 ANSWERS_PER_CLIENT = 3
 """At the least, however slow the server is: in a shorter time the clients' first answers, which
-come together, would say how many there are in a second."""
+come together, would determine the rate."""
 
 
 class UnexpectedAnswerError(Exception):
@@ -52,7 +52,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Tally:
+class AnswerCounter:
     num_whole: int = 0
     begin_s: float = float("inf")
     end_s: float = float("inf")
@@ -65,15 +65,15 @@ class Tally:
 
 
 class Client(asyncio.Protocol):
-    """One connection. ``failed`` is where it says why it cannot go on."""
+    """One connection. ``failed`` gets the reason why it cannot continue."""
 
-    def __init__(self, load: Load, tally: Tally, failed: asyncio.Future[None]) -> None:
+    def __init__(self, load: Load, answers: AnswerCounter, failed: asyncio.Future[None]) -> None:
         self._load = load
-        self._tally = tally
+        self._answers = answers
         self._failed = failed
         self._answer = bytearray()
         self._end: int | None = None
-        """Where the answer ends, in bytes, once the server has said its length."""
+        """Where the answer ends, in bytes, once the server has sent its length."""
         self._head_end = -1
         self._sent_s = 0.0
         self.stopping = False
@@ -122,7 +122,7 @@ class Client(asyncio.Protocol):
         return self._answer.endswith(LAST_CHUNK)
 
     def _take(self) -> None:
-        self._tally.add(self._sent_s, time.monotonic())
+        self._answers.add(self._sent_s, time.monotonic())
         num_tokens = self._answer.count(TOKEN)
         if num_tokens != self._load.num_tokens:
             self._fail(f"{num_tokens} tokens came where {self._load.num_tokens} were asked for")
@@ -135,14 +135,14 @@ class Client(asyncio.Protocol):
             self._failed.set_exception(error)
 
 
-async def run(load: Load) -> Tally:
+async def run(load: Load) -> AnswerCounter:
     """Raises ``UnexpectedAnswerError``."""
     loop = asyncio.get_running_loop()
-    tally, failed = Tally(), loop.create_future()
+    answers, failed = AnswerCounter(), loop.create_future()
     clients = []
     for _ in range(load.num_clients):
         _, client = await loop.create_connection(
-            lambda: Client(load, tally, failed), load.host, load.port
+            lambda: Client(load, answers, failed), load.host, load.port
         )
         clients.append(client)
     for client in clients:
@@ -150,19 +150,19 @@ async def run(load: Load) -> Tally:
         await asyncio.sleep(START_APART_S)
     try:
         await _wait(load.warm_up_s, failed)
-        while tally.num_whole < load.num_clients:
+        while answers.num_whole < load.num_clients:
             await _wait(POLL_S, failed)
-        tally.begin_s = time.monotonic()
+        answers.begin_s = time.monotonic()
         print("begin", flush=True)
         await _wait(load.seconds, failed)
-        while len(tally.latencies_s) < ANSWERS_PER_CLIENT * load.num_clients:
+        while len(answers.latencies_s) < ANSWERS_PER_CLIENT * load.num_clients:
             await _wait(POLL_S, failed)
-        tally.end_s = time.monotonic()
+        answers.end_s = time.monotonic()
         print("end", flush=True)
     finally:
         for client in clients:
             client.close()
-    return tally
+    return answers
 
 
 async def _wait(seconds: float, failed: asyncio.Future[None]) -> None:
@@ -176,9 +176,9 @@ def main() -> None:
     parser.add_argument("load", help="JSON: the fields of Load, the request as text")
     fields: dict[str, Any] = json.loads(parser.parse_args().load)
     load = Load(**{**fields, "request": fields["request"].encode()})
-    tally = asyncio.run(run(load))
-    seconds = tally.end_s - tally.begin_s
-    print(json.dumps({"seconds": seconds, "latencies_s": tally.latencies_s}), flush=True)
+    answers = asyncio.run(run(load))
+    seconds = answers.end_s - answers.begin_s
+    print(json.dumps({"seconds": seconds, "latencies_s": answers.latencies_s}), flush=True)
 
 
 if __name__ == "__main__":

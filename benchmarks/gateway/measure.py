@@ -19,7 +19,7 @@ QUESTION = "What is the capital of France?"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What is asked: a row of the report."""
+    """The requests of one row of the report."""
 
     streams: bool
     num_clients: int
@@ -67,13 +67,13 @@ def measure(
     ) as clients:
         assert clients.stdout is not None and clients.stderr is not None
         cpu_s = [server.cpu_s() for _ in range(2) if clients.stdout.readline()]
-        told = clients.stdout.readline()
+        result_line = clients.stdout.readline()
         if clients.wait() != 0:
             server.check()
             why = clients.stderr.read()[-ERROR_CHARACTERS:]
             raise ProcessFailedError(f"{server.name}, {cell.name}: {why}")
     used_s = cpu_s[1] - cpu_s[0]
-    result: dict[str, Any] = json.loads(told)
+    result: dict[str, Any] = json.loads(result_line)
     latencies_s: list[float] = result["latencies_s"]
     return Reading(
         num_requests=len(latencies_s),

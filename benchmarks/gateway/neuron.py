@@ -65,7 +65,7 @@ class Answer:
 
 
 class SteppingNeuron:
-    """``stamped``: a token's text says which one it is and when it was given, for readers that
+    """``stamped``: a token's text holds its number and when it was given, for readers that
     measure how long it was on its way; else all tokens are alike."""
 
     def __init__(
@@ -105,7 +105,7 @@ class SteppingNeuron:
         return self._publish([])
 
     def _take(self, frames: list[bytes]) -> list[tuple[str, Event]]:
-        """Starts and ends requests; what is to be told of it at once."""
+        """Starts and ends requests; returns the events to send at once."""
         events: list[tuple[str, Event]] = []
         for data in frames:
             frame: InboxFrame = decode_inbox_frame(data)
@@ -197,7 +197,7 @@ class SteppingNeuron:
         if now_s < self._next_beat_s:
             return
         self._next_beat_s = now_s + keys.HEARTBEAT_INTERVAL_S
-        said = heartbeat(
+        beat = heartbeat(
             name=NEURON_NAME,
             epoch=self._epoch,
             model=self._model,
@@ -206,7 +206,7 @@ class SteppingNeuron:
         )
         pipeline = self._client.pipeline(transaction=False)
         expiry_s = int(keys.HEARTBEAT_EXPIRY_S)
-        pipeline.set(keys.heartbeat_key(NEURON_NAME), encode_heartbeat(said), ex=expiry_s)
+        pipeline.set(keys.heartbeat_key(NEURON_NAME), encode_heartbeat(beat), ex=expiry_s)
         pipeline.zadd(keys.NEURONS, {NEURON_NAME: time.time()})
         pipeline.execute()
 
@@ -215,7 +215,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="the catalogue name it has ready")
     parser.add_argument("--step-ms", type=float, default=2.0, help="between tokens of a request")
-    parser.add_argument("--stamped", action="store_true", help="tokens say their number and time")
+    parser.add_argument("--stamped", action="store_true", help="tokens hold their number and time")
     options = parser.parse_args()
     client = redis.Redis.from_url(os.environ["REDIS_URL"])
     SteppingNeuron(

@@ -25,7 +25,7 @@ from helexa_site.config import REPOSITORY_DIR
 MODEL = "smollm2-135m-instruct"
 ACCOUNT = "bench"
 CAP_TOKENS = 10**15
-"""More than any run uses: what is measured is the counting, not the refusing."""
+"""More than any run uses: the benchmark measures counting, not refusing."""
 PREPARE = """
 import sys
 import django; django.setup()
@@ -37,8 +37,8 @@ MAKE_KEY = f"""
 call_command("accounts", "create", "{ACCOUNT}", stdout=sys.stderr)
 call_command("keys", "create", "{ACCOUNT}", "--cap-tokens", "{CAP_TOKENS}", "--json")
 """
-"""A new account's key with a cap, so that budgets are at work. Goes on where PREPARE ends: each
-process would import Django anew."""
+"""A new account's key with a cap, so that budgets are at work. Runs in the process of PREPARE:
+another one would import Django again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

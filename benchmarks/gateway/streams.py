@@ -84,12 +84,12 @@ def run(
     if clients.returncode != 0:
         server.check()
         raise ProcessFailedError(f"{server.name}: {clients.stderr[-3000:]}")
-    told: dict[str, Any] = json.loads(clients.stdout)
+    result: dict[str, Any] = json.loads(clients.stdout)
     return result_of(
-        told["arrivals"],
+        result["arrivals"],
         num_tokens=num_tokens,
         step_s=step_s,
-        cpu_share=(server.cpu_s() - cpu_s) / told["seconds"],
+        cpu_share=(server.cpu_s() - cpu_s) / result["seconds"],
     )
 
 

@@ -16,7 +16,7 @@ def open_subject(
     folder: str, device: str, quantization: str, kv_bytes: str, num_threads: str, data_dir: str
 ) -> HelexaEngine:
     """Keys and values are bfloat16 in ``kv_bytes`` of memory: the floors count with the one, and
-    the other subjects on the device need what is left."""
+    the other subjects on the device need the rest."""
     spec = LoadSpec(
         job_id="bench",
         model="bench",

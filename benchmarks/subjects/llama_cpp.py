@@ -119,7 +119,7 @@ class LlamaCpp:
 
 
 def _SILENT(lib: Any) -> Any:  # noqa: N802
-    """A log callback that says nothing; kept alive because ctypes does not."""
+    """A log callback that prints nothing; kept alive because ctypes does not."""
     global _silent_callback
     _silent_callback = lib.llama_log_callback(lambda level, text, user_data: None)
     return _silent_callback

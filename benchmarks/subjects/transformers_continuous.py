@@ -1,7 +1,7 @@
 """transformers' continuous batching on the same weights: one manager, kept from start to end.
 
 ``generate_batch`` makes a manager for each call, which is most of the call; a server keeps one.
-What is timed is the token times that the manager itself records.
+The figures come from the token times that the manager itself records.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ Outcome = Literal["passed", "failed", "timed out"]
 
 
 class StateError(Exception):
-    """The state cannot be read; the message says where it is."""
+    """The state cannot be read; the message names its file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

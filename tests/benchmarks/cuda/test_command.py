@@ -156,7 +156,7 @@ def test_subjects_of_different_stages_have_the_same_prompts() -> None:
             lambda kind, options, opened=opened: opened,  # type: ignore[misc]
             rows=rows,
             num_rounds=1,
-            say=lambda text: None,
+            report=lambda text: None,
         )
         run.run_stage([subject])
         seeds.append(opened.seeds)

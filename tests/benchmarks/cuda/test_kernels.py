@@ -60,9 +60,9 @@ def test_all_attention_rows_compute_the_same(device: torch.device) -> None:
         assert torch.allclose(found[0], found[1], atol=0.03)
 
 
-@pytest.mark.parametrize("wish", drawer.WISHES)
-def test_all_drawers_draw_the_same(device: torch.device, wish: str) -> None:
-    scores, params = drawer.scores_of(3, 500, device), drawer.WISHES[wish]
+@pytest.mark.parametrize("sampling", drawer.SAMPLINGS)
+def test_all_drawers_draw_the_same(device: torch.device, sampling: str) -> None:
+    scores, params = drawer.scores_of(3, 500, device), drawer.SAMPLINGS[sampling]
     found = [
         drawer.work(drawer_on(device), scores, params)().tolist()
         for drawer_on in drawer.DRAWERS.values()

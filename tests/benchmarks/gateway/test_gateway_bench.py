@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gateway.load import Client, Load, Tally, UnexpectedAnswerError, run
+from benchmarks.gateway.load import Client, Load, AnswerCounter, UnexpectedAnswerError, run
 from benchmarks.gateway.measure import Reading, median_of, percentile
 from benchmarks.gateway.processes import HOST, Processes, ProcessFailedError, free_port
 from helexa_site.config import REPOSITORY_DIR
@@ -82,7 +82,7 @@ async def test_clients_count_tokens(upstream: Any, streams: bool) -> None:
 
 async def test_a_server_that_refuses_ends_the_run() -> None:
     failed = asyncio.get_running_loop().create_future()
-    client = Client(load_of(0, {}, 1), Tally(), failed)
+    client = Client(load_of(0, {}, 1), AnswerCounter(), failed)
     client.data_received(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
     with pytest.raises(UnexpectedAnswerError, match="503"):
         failed.result()
