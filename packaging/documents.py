@@ -14,7 +14,7 @@ OURS = ("fleet", "metering", "metering.bench")
 BEFORE_DJANGO = {
     "serve": "run everything on this machine",
     "neuron": "run a neuron alone",
-    "doctor": "say what is wrong here and how to mend it",
+    "doctor": "check this host, with a remedy for each fault",
     "environment": "make the environment for a gateway or a neuron",
     "version": "the version; with --json the build",
 }

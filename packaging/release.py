@@ -50,7 +50,7 @@ def read_release(root: Path = ROOT) -> Release:
         sys.exit(f"{root} is no git checkout")
     tags = [tag for tag in git(root, "tag", "--points-at", "HEAD").split() if TAG.fullmatch(tag)]
     if tags and tags != [f"v{VERSION}"]:
-        sys.exit(f"HEAD is tagged {', '.join(tags)}, and the code says {VERSION}")
+        sys.exit(f"HEAD is tagged {', '.join(tags)}, and the code has {VERSION}")
     if build.git_dirty:
         print("what is changed and not committed is not in these packages", file=sys.stderr)
     clean = Build(

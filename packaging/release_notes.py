@@ -19,7 +19,7 @@ class NotesError(ValueError):
 
 
 def rpm_changelog(notes: str, release: Release) -> str:
-    """An entry for each release, newest first. What is not released yet is the entry of a build
+    """An entry for each release, newest first. Unreleased changes are the entry of a build
     between releases, dated as its commit. Raises ``NotesError``."""
     entries = list(_entries(notes, release))
     if release.is_tagged and not any(version == release.version for version, _, _ in entries):

@@ -31,15 +31,15 @@ The README has an editor's settings and every other setting.
 
 
 def main() -> None:
-    """A configuration that is wrong is said at once: the SDK takes longest to import."""
+    """Reports a wrong configuration at once, before the import of the SDK, which takes longest."""
     if arguments := sys.argv[1:]:
-        sys.exit(_said(arguments))
+        sys.exit(_print_answer(arguments))
     try:
         set_up_logging(os.environ)
         config = load_config(os.environ)
     except ConfigError as error:
         sys.exit(f"helexa-acp: {error}")
-    gc.disable()  # What is imported stays.
+    gc.disable()  # Imported objects stay.
     import helexa_acp.quick_import  # noqa: F401 - before anything that imports the SDK
     from helexa_acp import lazy_packages
     from helexa_acp.serving import serve
@@ -55,8 +55,8 @@ def main() -> None:
         sys.exit(f"helexa-acp: {error}")
 
 
-def _said(arguments: list[str]) -> int:
-    """Prints what was asked for; the exit code."""
+def _print_answer(arguments: list[str]) -> int:
+    """Prints the answer to the arguments; returns the exit code."""
     if arguments in (["--help"], ["-h"]):
         print(HELP, end="")
         return 0
@@ -79,7 +79,7 @@ def set_up_logging(environ: Mapping[str, str]) -> None:
             failure = error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    # These say every request, with its address.
+    # These log every request, with its address.
     for name in ("httpx2", "httpcore2", "openai", "anthropic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     if failure is not None:

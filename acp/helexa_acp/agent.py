@@ -117,7 +117,7 @@ class HelexaAgent:
     async def new_session(
         self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> dict[str, Any]:
-        with _told():
+        with _rpc_errors():
             folder, servers = _folder(cwd), server_specs(mcp_servers or ())
             session = await self._sessions.create(folder, servers)
         await self._endpoints.listed(LIST_WAIT_S)
@@ -166,7 +166,7 @@ class HelexaAgent:
         )
 
     async def close_session(self, session_id: str, **_: Any) -> CloseSessionResponse:
-        with _told():
+        with _rpc_errors():
             await self._sessions.close(session_id)
         return CloseSessionResponse()
 
@@ -175,7 +175,7 @@ class HelexaAgent:
     async def set_session_mode(
         self, session_id: str, mode_id: str, **_: Any
     ) -> SetSessionModeResponse:
-        with _told():
+        with _rpc_errors():
             session = self._sessions.get(session_id)
             if mode_id not in [mode.value for mode in Mode]:
                 raise ConfigError(f"There is no mode {mode_id[:100]!r}.")
@@ -185,7 +185,7 @@ class HelexaAgent:
     async def set_config_option(
         self, config_id: str, session_id: str, value: str | bool, **_: Any
     ) -> SetSessionConfigOptionResponse:
-        with _told():
+        with _rpc_errors():
             session = self._sessions.get(session_id)
             if config_id != pickers.MODEL_OPTION or not isinstance(value, str):
                 raise ConfigError(f"There is no option {config_id[:100]!r} with such a value.")
@@ -200,7 +200,7 @@ class HelexaAgent:
             raise RequestError.method_not_found(method)
         if not isinstance(session_id, str) or not isinstance(model_id, str):
             raise RequestError(INVALID_PARAMS, "sessionId and modelId are strings")
-        with _told():
+        with _rpc_errors():
             await self._choose_model(self._sessions.get(session_id), model_id)
         return {}
 
@@ -210,7 +210,7 @@ class HelexaAgent:
     # Prompts.
 
     async def prompt(self, session_id: str, prompt: Sequence[Any], **_: Any) -> PromptResponse:
-        with _told():
+        with _rpc_errors():
             session = self._sessions.get(session_id)
             return await self._prompter(session).prompt(parts_of(prompt))
 
@@ -235,7 +235,7 @@ class HelexaAgent:
         )
 
     async def _opened(self, session_id: str, cwd: str, servers: Sequence[Any] | None) -> Session:
-        with _told():
+        with _rpc_errors():
             specs: list[ServerSpec] = server_specs(servers or ())
             session = await self._sessions.load(session_id, _folder(cwd), specs)
         await self._endpoints.listed(LIST_WAIT_S)
@@ -275,11 +275,11 @@ class HelexaAgent:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            log.info("not told: %r", error)
+            log.info("an update was not sent: %r", error)
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _rpc_errors() -> Iterator[None]:
     """Our errors as JSON-RPC's, with a message that a person can read."""
     try:
         yield

@@ -1,5 +1,5 @@
-"""One request to the model: what goes out, what is shown of the answer as it comes, and a second
-try where the refusal says what to leave out."""
+"""One request to the model: the request sent, the parts of its answer that are shown as they come,
+and a second try where the refusal names a field to leave out."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Asker:
         match event:
             case TextDelta(text):
                 if splitter is None:
-                    await self._say(text, draft)
+                    await self._show_text(text, draft)
                 else:
                     await self._pieces(splitter, text, draft)
             case ThoughtDelta(text):
@@ -179,7 +179,7 @@ class Asker:
                     await self._pieces(splitter, None, draft)
                 draft.reason, draft.usage = reason, usage
 
-    async def _say(self, text: str, draft: Draft) -> None:
+    async def _show_text(self, text: str, draft: Draft) -> None:
         draft.text += text
         if text:
             await self.port.update(updates.message(Text(text)))

@@ -139,7 +139,7 @@ class CallRunner:
 
 
 def options(preview: Preview) -> list[PermissionOption]:
-    """Once, always for this session where that can be said, and no."""
+    """Once, always for this session where the preview has a name for that, and no."""
     always = [
         PermissionOption(option_id=ALLOW_ALWAYS, kind="allow_always", name=preview.remembered_as)
     ]

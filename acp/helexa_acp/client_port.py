@@ -1,4 +1,4 @@
-"""The editor, as one session sees it: what it is told, what it is asked, and what it can do."""
+"""The editor, as one session sees it: updates to it, questions to it, and its capabilities."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OUTPUT_LIMIT_BYTES = 128 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The exit code and the signal are None where nobody knows them."""
+    """The exit code and the signal are None where they are unknown."""
 
     code: int | None = None
     signal: str | None = None
@@ -71,7 +71,7 @@ class ClientPort:
         return bool(self.capabilities.terminal)
 
     async def read_text(self, path: Path) -> str | Unread:
-        """What the editor has, unsaved changes included, or why it does not say."""
+        """The editor's text, unsaved changes included, or why it does not send it."""
         try:
             response = await self.client.read_text_file(session_id=self.session_id, path=str(path))
         except (RequestError, ValueError) as error:
@@ -118,13 +118,13 @@ class ClientPort:
         await self.client.release_terminal(session_id=self.session_id, terminal_id=terminal_id)
 
     async def terminal_output(self, terminal_id: str, ended: Exit) -> CommandOutput:
-        """``ended`` is how waiting for it ended, for editors that say it there alone."""
+        """``ended`` is how waiting for it ended, for editors that report it there alone."""
         try:
             response = await self.client.terminal_output(
                 session_id=self.session_id, terminal_id=terminal_id
             )
         except (RequestError, ValueError) as error:
-            raise ToolError(f"the editor told no output: {error}") from None
+            raise ToolError(f"the editor sent no output: {error}") from None
         status = response.exit_status
         return CommandOutput(
             text=response.output,

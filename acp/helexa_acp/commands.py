@@ -1,4 +1,4 @@
-"""Slash commands: what is typed at the beginning of a prompt and answered without the model."""
+"""Slash commands: typed at the beginning of a prompt and answered without the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from helexa_acp.tools import tools_for
 
 @dataclass(frozen=True, slots=True)
 class CommandContext:
-    """``choose_model`` and ``choose_mode`` change the session and tell the editor."""
+    """``choose_model`` and ``choose_mode`` change the session and notify the editor."""
 
     config: Config
     endpoints: Endpoints
@@ -105,15 +105,15 @@ COMMANDS = (
     Command("help", "Lists the commands.", show_help),
     Command("clear", "Forgets the conversation so far.", clear),
     Command("compact", "Sends long results and answers so far in short.", compact),
-    Command("usage", "Says how many tokens this session has taken.", show_usage),
-    Command("model", "Says or changes the model.", model, "MODEL or ENDPOINT:MODEL"),
-    Command("mode", "Says or changes the mode.", mode, " | ".join(one.value for one in Mode)),
+    Command("usage", "Shows how many tokens this session has taken.", show_usage),
+    Command("model", "Shows or changes the model.", model, "MODEL or ENDPOINT:MODEL"),
+    Command("mode", "Shows or changes the mode.", mode, " | ".join(one.value for one in Mode)),
     Command("tools", "Lists the tools that the model has.", show_tools),
 )
 
 
 def find_command(parts: tuple[Part, ...]) -> tuple[Command, str] | None:
-    """What is no command's name is a prompt like any other."""
+    """The command that a prompt names; any other prompt goes to the model."""
     if len(parts) != 1 or not isinstance(parts[0], Text) or not parts[0].text.startswith("/"):
         return None
     name, _, argument = parts[0].text[1:].strip().partition(" ")

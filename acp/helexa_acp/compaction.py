@@ -1,9 +1,9 @@
 """Which parts of a conversation are left out so that it fits into the context. Pure.
 
-A projection only: the history keeps everything, and what is left out is marked. The first turn,
-what the user said and the last four turns stay. Tool results of 256 characters or more go first,
-the oldest of them first; then what the assistant wrote. Calls stay, so that results keep their
-place.
+A projection only: the history keeps everything, and a mark replaces each part left out. The first
+turn, the user's texts and the last four turns stay. Tool results of 256 characters or more go
+first, the oldest of them first; then what the assistant wrote. Calls stay, so that results keep
+their place.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Projection:
 
 
 def budget_tokens(context_window: int | None, max_tokens: int | None) -> int:
-    """What a prompt may take of the context. ``None``: nobody knows how large that is."""
+    """How much of the context a prompt may take. ``None``: its length is unknown."""
     if context_window is None:
         return UNBOUNDED
     return max(context_window - (max_tokens or UNBOUNDED_ANSWER_TOKENS) - RESERVE_TOKENS, 0)
@@ -105,10 +105,10 @@ def _is_protected(index: int, turn: Turn, num_turns: int) -> bool:
 def _without_result(turn: Turn) -> Turn | None:
     if not isinstance(turn, ToolResult):
         return None
-    said = text_of(turn.parts)
-    if len(said) < SHORTEST_ELIDED and not any(isinstance(part, Image) for part in turn.parts):
+    text = text_of(turn.parts)
+    if len(text) < SHORTEST_ELIDED and not any(isinstance(part, Image) for part in turn.parts):
         return None
-    return replace(turn, parts=(Text(f"[{len(said)} characters of this result were left out]"),))
+    return replace(turn, parts=(Text(f"[{len(text)} characters of this result were left out]"),))
 
 
 def _without_prose(turn: Turn) -> Turn | None:

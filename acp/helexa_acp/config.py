@@ -1,4 +1,4 @@
-"""What the configuration file or the environment says, checked. Pure but for reading one file.
+"""The configuration file's and the environment's settings, checked. Pure but for reading one file.
 
 HELEXA_ACP_CONFIG_PATH, else $XDG_CONFIG_HOME/helexa-acp/config.toml, else ~/.config/...
 without a file: one endpoint, ``default``, from HELEXA_ACP_BASE_URL and its like
@@ -18,7 +18,7 @@ WireApi = Literal["openai-chat", "openai-responses", "anthropic-messages"]
 ToolCalling = Literal["auto", "native", "prompt"]
 DEFAULT_BASE_URL = "http://127.0.0.1:31313/v1"
 USUAL_MODEL = "helexa/large"
-"""What is asked for where nobody named a model, if the endpoint has it."""
+"""The model of a prompt where the user named none, if the endpoint has it."""
 Value = TypeVar("Value")
 
 
@@ -185,7 +185,7 @@ def _whole_number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 class _Reader:
-    """Takes the keys of one table, by name and type; what nobody took is an error."""
+    """Reads the keys of one table, by name and type; a key left over is an error."""
 
     def __init__(self, table: Mapping[str, Any], where: str) -> None:
         self._left = dict(table)

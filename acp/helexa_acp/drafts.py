@@ -68,7 +68,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Misread:
-    """A call that could not be understood, and what the model is told of it."""
+    """A call that could not be understood, and the message to the model about it."""
 
     call: ToolCall
     result: ToolResult

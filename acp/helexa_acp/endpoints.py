@@ -1,4 +1,4 @@
-"""The endpoints in use: their wires, what they offer, and what was learnt about them.
+"""The endpoints in use: their wires, their models, and facts learnt from their answers.
 
 Nothing here is needed to answer ``initialize``: models are listed, and SDKs imported once there is
 a session, in the background.
@@ -94,7 +94,7 @@ class Endpoints:
         return known.listing
 
     async def listed(self, wait_s: float) -> bool:
-        """Whether every endpoint has said within ``wait_s`` what it offers, or failed to."""
+        """Whether every endpoint has listed its models within ``wait_s``, or failed to."""
         listings = [self._begin_listing(endpoint) for endpoint in self._config.endpoints]
         _, pending = await asyncio.wait(listings, timeout=wait_s)
         return not pending
@@ -117,7 +117,7 @@ class Endpoints:
 
     async def has_model(self, selector: Selector) -> bool | None:
         """Whether the endpoint knows a model of that name, an alias included, which its list need
-        not have; ``None``: it does not say."""
+        not have; ``None``: it does not answer that."""
         if any(offer.model == selector.model for offer in self.offers(selector.endpoint)):
             return True
         try:
@@ -127,8 +127,12 @@ class Endpoints:
                 headers=_headers(selector.endpoint),
                 timeout=LIST_TIMEOUT_S,
             )
-        except Exception as error:  # noqa: BLE001 - whoever asks goes on without an answer
-            log.info("endpoint %s does not say: %r", selector.endpoint.name, error)
+        except Exception as error:  # noqa: BLE001 - the caller continues without an answer
+            log.info(
+                "endpoint %s does not report whether it has a model: %r",
+                selector.endpoint.name,
+                error,
+            )
             return None
         return {200: True, 404: False}.get(response.status_code)
 
@@ -143,7 +147,7 @@ class Endpoints:
         except Exception as error:  # noqa: BLE001 - a list is a help, never a condition
             log.info("endpoint %s lists no models: %r", endpoint.name, error)
 
-    # What is known of a model.
+    # Facts about a model.
 
     def learnt(self, selector: Selector) -> Learnt:
         return self._known[selector.endpoint.name].learnt.setdefault(selector.model, Learnt())
@@ -153,18 +157,18 @@ class Endpoints:
         return next((offer for offer in offers if offer.model == selector.model), None)
 
     def context_window(self, selector: Selector) -> int | None:
-        """What the configuration says, else the endpoint, else what its refusals taught."""
+        """The window in the configuration, else the endpoint's, else the one in its refusals."""
         if selector.endpoint.context_window is not None:
             return selector.endpoint.context_window
         offer = self._offer(selector)
-        told = offer.context_window if offer else None
+        listed = offer.context_window if offer else None
         learnt = self.learnt(selector).context_window
-        known = [window for window in (told, learnt) if window is not None]
+        known = [window for window in (listed, learnt) if window is not None]
         return min(known, default=None)
 
     async def context_window_of_loaded(self, selector: Selector) -> int | None:
         """For a model that has just answered: helexa knows a model's limit once it is loaded, so
-        where nobody knew it the endpoint is asked again, once."""
+        where it was unknown the endpoint is asked again, once."""
         learnt = self.learnt(selector)
         if self.context_window(selector) is None and not learnt.is_listed_again:
             learnt.is_listed_again = True
@@ -175,8 +179,8 @@ class Endpoints:
         if selector.endpoint.tool_calling != "auto":
             return selector.endpoint.tool_calling == "native"
         offer = self._offer(selector)
-        told = offer.takes_tools if offer else None
-        return self.learnt(selector).has_api_tools and told is not False
+        listed = offer.takes_tools if offer else None
+        return self.learnt(selector).has_api_tools and listed is not False
 
     # What a prompt takes, as the endpoint counts.
 

@@ -4,7 +4,7 @@ BridgeError
 ├── ConfigError        the configuration, or a model's name in it; ends the start or the request
 ├── StoreError         a session's file: missing, unreadable, or held by another process
 ├── EndpointError      the endpoint refused, failed or could not be reached
-├── ToolError          a tool's failure, told to the model as "ERROR: ..."
+├── ToolError          a tool's failure, sent to the model as "ERROR: ..."
 └── McpError           an MCP server's failure
 """
 
@@ -16,7 +16,7 @@ class BridgeError(Exception):
 
 
 class ConfigError(BridgeError):
-    """The configuration is wrong, or somebody named a model that it does not have."""
+    """The configuration is wrong, or the user named a model that it does not have."""
 
 
 class StoreError(BridgeError):
@@ -32,8 +32,8 @@ class EndpointError(BridgeError):
         self.code = code
 
     def _is_refusal_of(self, *words: str) -> bool:
-        told = f"{self.code} {self}".lower()
-        return self.status in (400, 404, 422, 501) and any(word in told for word in words)
+        text = f"{self.code} {self}".lower()
+        return self.status in (400, 404, 422, 501) and any(word in text for word in words)
 
     @property
     def refuses_tools(self) -> bool:
@@ -51,7 +51,7 @@ class EndpointError(BridgeError):
 
 
 class ToolError(BridgeError):
-    """The tool did not do it. The model reads why and goes on."""
+    """The tool did not do it. The model reads the reason and continues."""
 
 
 class McpError(BridgeError):

@@ -22,7 +22,7 @@ MODULE = "acp.schema"
 STATEMENT = re.compile(r"^(?=class |[A-Za-z_@])", re.MULTILINE)
 CLASS = re.compile(r"class (\w+)\((\w+)(?:\[.*\])?\):\n")
 DESCRIBED = "use_attribute_docstrings=True"
-"""Pydantic then reads the source again to describe each field; nobody asks for that."""
+"""Pydantic then reads the source again to describe each field; the bridge never asks for that."""
 DEFERRED = "defer_build=True"
 """Validators are built when they are first used, too."""
 _building = threading.RLock()

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 GATHERING = ("openai.types", "anthropic.types", "anthropic.resources", "anthropic.lib")
-"""These and what is in them are lazy where they do nothing but gather names."""
+"""These and their submodules are lazy where they only gather names."""
 FACADES = ("anthropic",)
 """Lazy although it does more: it imports the clients of five clouds, and sets up a log."""
 IMPORT = re.compile(r"^from (\.\w[\w.]*) import (?:\(([^()]*)\)|([^()*\n]+))\n", re.MULTILINE)

@@ -1,9 +1,9 @@
-"""The three modes, and what a mode says to a tool call. Pure.
+"""The three modes, and a mode's decision about a tool call. Pure.
 
               read    write            execute   fetch   unknown (a server's tool)
 default       yes     ask              ask       ask     ask
 bypass        yes     yes              yes       yes     yes
-plan          yes     plans only       no        ask     ask if it says that it only reads
+plan          yes     plans only       no        ask     ask if it is declared read-only
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Action(Enum):
     EXECUTE = "execute"
     FETCH = "fetch"
     UNKNOWN = "unknown"
-    UNKNOWN_READ = "unknown, says that it only reads"
+    UNKNOWN_READ = "unknown, declared read-only"
 
 
 class Verdict(Enum):

@@ -1,4 +1,4 @@
-"""What endpoints say of their models in ``GET /models``. Pure."""
+"""The models that endpoints list in ``GET /models``. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WINDOW_KEYS = ("context_length", "max_model_len", "context_window", "max_input_t
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """None: the endpoint does not say."""
+    """None: the endpoint does not report it."""
 
     model: str
     context_window: int | None = None
@@ -32,8 +32,8 @@ def _offer(entry: Any) -> Offer | None:
     limit = limit if isinstance(limit, dict) else {}
     if limit.get("output") == 0:
         return None
-    told = [limit.get("context"), *(entry.get(key) for key in WINDOW_KEYS)]
-    windows = [one for one in told if isinstance(one, int) and one > 0 and one is not True]
+    windows = [limit.get("context"), *(entry.get(key) for key in WINDOW_KEYS)]
+    windows = [one for one in windows if isinstance(one, int) and one > 0 and one is not True]
     takes_tools = entry.get("tool_call")
     return Offer(
         entry["id"],

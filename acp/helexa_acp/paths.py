@@ -37,7 +37,7 @@ def is_within(path: Path, folder: Path) -> bool:
 
 
 def plans_dir(data_dir: Path, cwd: Path) -> Path:
-    """One folder for each working directory, named so that a person can tell them apart."""
+    """One folder for each working directory, named so that a person can distinguish them."""
     return data_dir / "plans" / f"{cwd.name or 'root'}-{fnv1a32(str(cwd).encode()):08x}"
 
 

@@ -20,7 +20,7 @@ MODEL_OPTION = "model"
 
 
 def opened(config: Config, endpoints: Endpoints, session: Session) -> dict[str, Any]:
-    """What the answer that opens a session says of modes and models."""
+    """The modes and models in the answer that opens a session."""
     ids = model_ids(config, endpoints, session)
     return {
         "modes": {

@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 PLAN_TOOLS = frozenset({"write_file", "edit_file"})
 PLAN_MENU = """
 
-The plan is written. How to go on:
+The plan is written. How to continue:
 
 1. `/mode default`, then "go on": carry it out, asking before each change
 2. `/mode bypassPermissions`, then "go on": carry it out without asking
-3. stay in plan mode, and say what to change
+3. stay in plan mode, and name the changes you want
 """
 
 

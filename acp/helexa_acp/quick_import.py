@@ -37,7 +37,7 @@ def _deferred_adapters() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_plugins() -> Iterator[None]:
-    """They are looked for once. Children are not told."""
+    """Plugins are searched once. The setting is not passed to child processes."""
     before = os.environ.get(NO_PLUGINS)
     os.environ[NO_PLUGINS] = before or "__all__"
     try:

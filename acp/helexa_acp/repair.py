@@ -21,7 +21,7 @@ ARGUMENTS_KEYS = ("arguments", "parameters")
 LABELS = frozenset({"type", "id"})
 CALL_KEYS = frozenset({"name", "function", *ARGUMENTS_KEYS, *LABELS})
 AMBIGUOUS_KEYS = frozenset({"path"})
-"""Keys that several tools take and that say too little, alone."""
+"""Keys that several tools take and that identify none of them alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def _unknown(name: object) -> NotUnderstood:
 def _nameless(
     arguments: dict[str, Any], signatures: Sequence[Signature]
 ) -> Understood | NotUnderstood:
-    """The name may be one of the arguments, or is what they say."""
+    """The name may be one of the arguments, or follows from them."""
     inferred = _inferred(arguments, signatures)
     inner = arguments.get("name")
     signature = next((one for one in signatures if one.name == inner), None)

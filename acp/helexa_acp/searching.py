@@ -1,5 +1,5 @@
 """Looks for a pattern in the files of a folder. A program of its own: a pattern that a model wrote
-may keep Python's ``re`` busy for ever, and a process can be ended.
+may keep Python's ``re`` busy without end, and a process can be ended.
 
     python searching.py '{"pattern": ..., "folder": ..., "glob": ..., "ignores_case": ...}'
 """

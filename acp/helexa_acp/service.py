@@ -115,8 +115,8 @@ class Sessions:
             raise StoreError(f"The session cannot be saved: {error}") from error
 
     def cancel(self, session: Session) -> None:
-        """Ends the prompt that runs, and those that wait for it. Its task goes on until everything
-        that it began has ended."""
+        """Ends the prompt that runs, and those that wait for it. Its task continues until
+        everything that it began has ended."""
         session.num_asked += 1
         if session.phase is Phase.RUNNING and session.turn is not None:
             session.go(Phase.CANCELLING)

@@ -25,7 +25,7 @@ from helexa_acp.transport import MAX_LINE_BYTES, LineTransport
 
 async def serve(config: Config, environ: Mapping[str, str]) -> None:
     """Serves until the client closes its end, or a signal ends it. Raises ``ConfigError`` where
-    nobody can be at the other end."""
+    no client can be at the other end."""
     transport = await open_transport()
     here = data_dir(environ)
     endpoints = Endpoints(config)

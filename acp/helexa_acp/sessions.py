@@ -67,7 +67,7 @@ class Session:
     num_asked: int = 0
     """Prompts and cancellations so far: a prompt that waits for the lock runs only if nothing came
     after it."""
-    told_mcp_errors: set[str] = field(default_factory=set)
+    reported_mcp_errors: set[str] = field(default_factory=set)
 
     def go(self, phase: Phase) -> None:
         if phase not in TRANSITIONS[self.phase]:
@@ -80,10 +80,10 @@ class Session:
 
 
 def title_of(history: list[Turn]) -> str | None:
-    """What the user said first, on one line."""
+    """The user's first text, on one line."""
     for turn in history:
         if isinstance(turn, UserTurn):
-            said = " ".join(text_of(turn.parts).split())
-            if said:
-                return said if len(said) <= TITLE_CHARACTERS else said[: TITLE_CHARACTERS - 1] + "…"
+            text = " ".join(text_of(turn.parts).split())
+            if text:
+                return text if len(text) <= TITLE_CHARACTERS else text[: TITLE_CHARACTERS - 1] + "…"
     return None

@@ -1,4 +1,4 @@
-"""Tells thoughts and calls apart from a text that streams in pieces. Pure.
+"""Separates thoughts and calls from a text that streams in pieces. Pure.
 
 Markers may be cut anywhere. What may still become a marker is held back until the next piece.
 """
@@ -27,7 +27,7 @@ class Piece:
 
 class Splitter:
     """Feed it the text as it comes, then flush. A thought may only stand at the beginning: prose
-    about ``<think>`` stays prose. Calls are looked for only where ``finds_calls`` says so."""
+    about ``<think>`` stays prose. Calls are looked for only with ``finds_calls``."""
 
     def __init__(self, *, finds_calls: bool) -> None:
         self._finds_calls = finds_calls
@@ -45,12 +45,12 @@ class Splitter:
         return [piece for piece in pieces if piece.text]
 
     def flush(self) -> list[Piece]:
-        """What is held back, as what it has been so far."""
+        """Returns the text held back, as the kind that it has been so far."""
         rest, self._held = self._held, ""
         return [Piece(self._kind, rest)] if rest else []
 
     def _step(self, pieces: list[Piece]) -> bool:
-        """Whether it went on to another kind, and there may be more to do."""
+        """Whether it moved to another kind, and there may be more to do."""
         if self._kind is not Kind.TEXT:
             return self._inside(pieces)
         if self._skips_newlines:

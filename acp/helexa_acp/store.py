@@ -3,7 +3,7 @@
     sessions/hxa-<uuid>.json    what the session is; replaced after every round
     sessions/hxa-<uuid>.lock    held by the process that has the session open
 
-A file belongs to the process that holds its lock: nobody else writes it.
+A file belongs to the process that holds its lock: no other process writes it.
 """
 
 from __future__ import annotations

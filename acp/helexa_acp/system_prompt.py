@@ -1,4 +1,4 @@
-"""What the model is told before anything else. Pure."""
+"""The system prompt. Pure."""
 
 from __future__ import annotations
 

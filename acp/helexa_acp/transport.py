@@ -1,8 +1,7 @@
 """JSON-RPC over standard input and output, one message a line. What reaches the SDK is a message
 that it can take, whatever the client sent: the SDK's own loop ends with some that are malformed.
 
-A line that is no message is answered with a JSON-RPC error; an answer that nobody can use is
-dropped.
+A line that is no message is answered with a JSON-RPC error; an unusable answer is dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class MalformedError(ValueError):
-    """Not a message. ``request_id`` is whose answer says so."""
+    """Not a message. ``request_id`` is the request that the error answers."""
 
     def __init__(self, code: int, why: str, request_id: int | str | None = None) -> None:
         super().__init__(why)
@@ -89,15 +88,15 @@ class LineTransport:
                 return
 
     async def _answer(self, error: MalformedError) -> None:
-        told = {"code": error.code, "message": str(error)}
+        error_object = {"code": error.code, "message": str(error)}
         try:
-            await self.send({"jsonrpc": "2.0", "id": error.request_id, "error": told})
+            await self.send({"jsonrpc": "2.0", "id": error.request_id, "error": error_object})
         except ConnectionError:
             log.info("the client is gone")
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """A message as the SDK takes it; None: an answer that nobody can use. Raises MalformedError."""
+    """A message as the SDK takes it; None: an unusable answer. Raises MalformedError."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
@@ -128,11 +127,11 @@ def _response(message: dict[str, Any]) -> dict[str, Any] | None:
         return {"jsonrpc": "2.0", "id": message["id"], "result": message.get("result")}
     code = error.get("code") if isinstance(error, dict) else None
     why = error.get("message") if isinstance(error, dict) else error
-    told = {
+    error_object = {
         "code": code if isinstance(code, int) else INTERNAL_ERROR,
         "message": why if isinstance(why, str) else "the client answered with an error",
     }
-    return {"jsonrpc": "2.0", "id": message["id"], "error": told}
+    return {"jsonrpc": "2.0", "id": message["id"], "error": error_object}
 
 
 def _is_id(value: Any) -> bool:

@@ -65,7 +65,7 @@ class TurnRunner:
             used.add(draft.usage)
             self._session.usage.add(draft.usage)
             has_called = await self._run_calls(draft, tools)
-            await self._tell_usage()
+            await self._show_usage()
             if draft.reason == "refusal":
                 return "refusal"
             if draft.reason == "length":
@@ -79,10 +79,10 @@ class TurnRunner:
         session = self._session
         theirs = await session.mcp.tools()
         for name, why in session.mcp.failures.items():
-            if name not in session.told_mcp_errors:
-                session.told_mcp_errors.add(name)
-                told = Text(f"MCP server {name} cannot be used: {why}\n\n")
-                await self.asker.port.update(updates.message(told))
+            if name not in session.reported_mcp_errors:
+                session.reported_mcp_errors.add(name)
+                warning = Text(f"MCP server {name} cannot be used: {why}\n\n")
+                await self.asker.port.update(updates.message(warning))
         ours = tools_for(self.asker.config, session.mode)
         return {tool.spec.name: tool for tool in (*ours, *theirs)}
 
@@ -94,13 +94,13 @@ class TurnRunner:
         session.history.append(draft.turn(tuple(calls)))
         self.save(session)
         left = list(calls)
-        told = {one.call.call_id: one.result for one in misread}
+        misread_results = {one.call.call_id: one.result for one in misread}
         try:
             while left:
                 call = left[0]
-                if call.call_id in told:
-                    await self._show_misread(call, told[call.call_id].parts)
-                    result = told[call.call_id]
+                if call.call_id in misread_results:
+                    await self._show_misread(call, misread_results[call.call_id].parts)
+                    result = misread_results[call.call_id]
                 elif draft.reason == "length":
                     result = interrupted(call, "ERROR: the answer was cut off; nothing was done.")
                 else:
@@ -130,10 +130,10 @@ class TurnRunner:
             )
         )
 
-    async def _tell_usage(self) -> None:
+    async def _show_usage(self) -> None:
         """How full the context is, where that is known."""
         session = self._session
         window = await self.asker.endpoints.context_window_of_loaded(session.selector)
         if window is not None and session.usage.last_total_tokens:
-            told = updates.context_used(session.usage.last_total_tokens, window)
-            await self.asker.port.update(told)
+            shown = updates.context_used(session.usage.last_total_tokens, window)
+            await self.asker.port.update(shown)

@@ -1,4 +1,4 @@
-"""What the editor is told, as ACP has it. Pure."""
+"""The updates sent to the editor, as ACP has them. Pure."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def call_started(
 def call_progress(
     call_id: str, status: Status, shown: Sequence[Any] | None = None
 ) -> ToolCallProgress:
-    """``None``: what is shown stays."""
+    """``None``: the shown content stays."""
     return ToolCallProgress(
         session_update="tool_call_update",
         tool_call_id=call_id,

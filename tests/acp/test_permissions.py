@@ -135,7 +135,7 @@ async def test_plan_mode_writes_plans_alone(bridge: Bridge, endpoint: FakeEndpoi
     assert "/mode" not in bridge.editor.texts()
     await bridge.ask("Plan it.")
     assert not bridge.editor.asked
-    menu = bridge.editor.texts().partition("How to go on:")[2]
+    menu = bridge.editor.texts().partition("How to continue:")[2]
     assert [line[:2] for line in menu.splitlines() if line] == ["1.", "2.", "3."]
     assert (plans_dir / "plan.md").read_text() == "1. do"
     assert list(bridge.project.iterdir()) == []

@@ -67,7 +67,7 @@ async def test_a_file_by_lines(shop: Workshop) -> None:
     (shop.cwd / "a").write_text("1\n2\n3\n4\n")
     assert await shop.text(read_file.TOOL, path="a") == "1\n2\n3\n4\n"
     part = await shop.text(read_file.TOOL, path="a", line=2, limit=2)
-    assert part == "2\n3\n\n[lines 2 to 3 of 4; go on with line=4]"
+    assert part == "2\n3\n\n[lines 2 to 3 of 4; continue with line=4]"
     assert await shop.text(read_file.TOOL, path="a", line="4") == "4\n"
     with pytest.raises(ToolError, match="past the end"):
         await shop.run(read_file.TOOL, path="a", line=5)
@@ -80,7 +80,7 @@ async def test_a_file_by_lines(shop: Workshop) -> None:
 async def test_a_long_file_is_read_in_parts(shop: Workshop) -> None:
     (shop.cwd / "a").write_text(("y" * 99 + "\n") * 2000)
     first = await shop.text(read_file.TOOL, path="a")
-    assert first.endswith("[lines 1 to 1000 of 2000; go on with line=1001]")
+    assert first.endswith("[lines 1 to 1000 of 2000; continue with line=1001]")
     (shop.cwd / "b").write_text("x" * 300_000)
     assert "the rest of this line was left out" in await shop.text(read_file.TOOL, path="b")
 

@@ -185,7 +185,7 @@ def has_ended(browser: Browser, num_answers: int) -> bool:
 
 def read_ones_usage(browser: Browser) -> None:
     browser.open("/usage/?by=model")
-    browser.wait_for_text("What is left")
+    browser.wait_for_text("Budgets left")
     browser.wait_for_text(MODEL)
     left = browser.run("return document.querySelector('meter').value")
     assert left < 50

@@ -34,12 +34,12 @@ class HttpTransport:
             ) as response:
                 await _check(response)
                 self._session_id = response.headers.get(SESSION_HEADER, self._session_id)
-                async for told in _messages(response):
-                    if "method" in told:
-                        if answer := reply_to(told):
+                async for message in _messages(response):
+                    if "method" in message:
+                        if answer := reply_to(message):
                             await self._post(answer)
-                    elif told.get("id") == request_id:
-                        return result_of(told)
+                    elif message.get("id") == request_id:
+                        return result_of(message)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise McpError(f"it cannot be reached: {error or type(error).__name__}") from None
         raise McpError("its answer ended without a result")

@@ -34,12 +34,13 @@ def request(request_id: int, method: str, params: dict[str, Any]) -> dict[str, A
 
 
 def notification(method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
-    told: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
-    return told if params is None else told | {"params": params}
+    message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
+    return message if params is None else message | {"params": params}
 
 
 def reply_to(asked: dict[str, Any]) -> dict[str, Any] | None:
-    """Our answer to what a server asks or tells; None: it needs none. We have nothing but ping."""
+    """Our answer to a server's request or notification; None: it needs none. We answer only
+    ping."""
     if "id" not in asked:
         return None
     base = {"jsonrpc": "2.0", "id": asked["id"]}
@@ -61,7 +62,7 @@ def result_of(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def tools_of(result: dict[str, Any]) -> list[McpTool]:
-    """The tools of one page; what is not a tool is left out."""
+    """The tools of one page; an entry that is no tool is left out."""
     listed = result.get("tools")
     found = []
     for entry in listed if isinstance(listed, list) else ():
@@ -90,7 +91,7 @@ def _object_schema(schema: Any) -> dict[str, Any]:
 
 
 def parts_of(result: dict[str, Any]) -> tuple[Part, ...]:
-    """What a tool said: texts and images; the rest is named."""
+    """A tool's answer: texts and images; other parts are named."""
     content = result.get("content")
     parts = [_part(block) for block in (content if isinstance(content, list) else ())]
     if not parts and "structuredContent" in result:

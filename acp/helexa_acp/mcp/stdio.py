@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class StdioTransport:
-    """``open`` starts the process. Whoever waits is told when it ends."""
+    """``open`` starts the process. Waiting callers get an error when it ends."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -69,7 +69,7 @@ class StdioTransport:
         await self._send(notification(method))
 
     async def close(self) -> None:
-        """Gently: its input ends first, then it is told, then it is ended."""
+        """Gently: its input ends first, then it gets SIGTERM, then SIGKILL."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         with contextlib.suppress(TimeoutError):

@@ -42,8 +42,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What the call is about to do, before anybody is asked. ``remembers`` names what is allowed
-    when the person allows it for the whole session, and ``remembered_as`` says it to them."""
+    """What the call is about to do, before the person is asked. ``remembers`` names the permission
+    for the whole session, and ``remembered_as`` is its text for the person."""
 
     title: str
     paths: tuple[Path, ...] = ()
@@ -67,7 +67,7 @@ def schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
-def said(text: str, *shown: Any, is_error: bool = False) -> Outcome:
+def text_outcome(text: str, *shown: Any, is_error: bool = False) -> Outcome:
     return Outcome((Text(text),), is_error, shown)
 
 

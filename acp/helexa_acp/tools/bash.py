@@ -17,11 +17,11 @@ from helexa_acp.tools.base import (
     Preview,
     Tool,
     ToolContext,
-    said,
     schema,
     take_optional_text,
     take_path,
     take_text,
+    text_outcome,
 )
 from helexa_acp.tools.process import run_locally
 from helexa_acp.wire.base import ToolSpec
@@ -43,7 +43,9 @@ async def run(context: ToolContext, arguments: Arguments) -> Outcome:
         return await _in_terminal(context, command, cwd)
     timeout_s = context.config.bash_timeout_s
     output, is_late = await run_locally(["sh", "-c", command], cwd, timeout_s)
-    return said(described(output, timeout_s if is_late else None), is_error=output.exit.code != 0)
+    return text_outcome(
+        described(output, timeout_s if is_late else None), is_error=output.exit.code != 0
+    )
 
 
 async def _in_terminal(context: ToolContext, command: str, cwd: Path) -> Outcome:
@@ -68,7 +70,7 @@ async def _in_terminal(context: ToolContext, command: str, cwd: Path) -> Outcome
     finally:
         await _release(context, terminal_id)
     text = described(output, timeout_s if is_late else None)
-    return said(text, shown, is_error=output.exit.code != 0)
+    return text_outcome(text, shown, is_error=output.exit.code != 0)
 
 
 async def _release(context: ToolContext, terminal_id: str) -> None:
@@ -78,7 +80,7 @@ async def _release(context: ToolContext, terminal_id: str) -> None:
 
 
 def described(output: CommandOutput, late_after_s: float | None) -> str:
-    """For the model: what was printed, and how it ended."""
+    """For the model: the output, and how the command ended."""
     notes = []
     if output.is_truncated:
         notes.append("the beginning of the output was left out")
@@ -106,7 +108,7 @@ def _command(context: ToolContext, arguments: Arguments) -> tuple[str, Path]:
 TOOL = Tool(
     ToolSpec(
         name="bash",
-        description="Runs a command with sh -c and gives back what it printed. It has no input.",
+        description="Runs a command with sh -c and returns what it printed. It has no input.",
         parameters=schema(
             {
                 "command": {"type": "string", "description": "The command line."},

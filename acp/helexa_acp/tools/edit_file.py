@@ -11,10 +11,10 @@ from helexa_acp.tools.base import (
     Preview,
     Tool,
     ToolContext,
-    said,
     schema,
     take_path,
     take_text,
+    text_outcome,
 )
 from helexa_acp.tools.editing import edited, remembered
 from helexa_acp.tools.files import read_text, write_text
@@ -27,8 +27,8 @@ async def preview(context: ToolContext, arguments: Arguments) -> Preview:
     old, new = take_text(arguments, "old_text"), take_text(arguments, "new_text")
     edited(await read_text(context.port, path), old, new)
     diff = FileEditToolCallContent(type="diff", path=str(path), old_text=old, new_text=new)
-    key, told = remembered(path, context.cwd)
-    return Preview(f"Edit {path}", (path,), (diff,), key, told)
+    key, remembered_as = remembered(path, context.cwd)
+    return Preview(f"Edit {path}", (path,), (diff,), key, remembered_as)
 
 
 async def run(context: ToolContext, arguments: Arguments) -> Outcome:
@@ -39,7 +39,7 @@ async def run(context: ToolContext, arguments: Arguments) -> Outcome:
     after = edited(before, old, new)
     await write_text(context.port, path, after)
     diff = FileEditToolCallContent(type="diff", path=str(path), old_text=before, new_text=after)
-    return said(f"edited {path}", diff)
+    return text_outcome(f"edited {path}", diff)
 
 
 TOOL = Tool(

@@ -17,9 +17,9 @@ from helexa_acp.tools.base import (
     Preview,
     Tool,
     ToolContext,
-    said,
     schema,
     take_text,
+    text_outcome,
 )
 from helexa_acp.tools.web_text import page_text
 from helexa_acp.wire.base import ToolSpec
@@ -55,7 +55,7 @@ async def run(context: ToolContext, arguments: Arguments) -> Outcome:
     for _ in range(MAX_REDIRECTS + 1):
         page = await _get(url, context.config.fetch_hosts)
         if page.moved_to is None:
-            return said(_described(url, page), is_error=page.status >= 400)
+            return text_outcome(_described(url, page), is_error=page.status >= 400)
         url = _url(str(url.join(page.moved_to)))
     raise ToolError(f"more than {MAX_REDIRECTS} redirects")
 

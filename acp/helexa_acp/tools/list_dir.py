@@ -1,4 +1,4 @@
-"""list_dir: what is in a folder."""
+"""list_dir: the content of a folder."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from helexa_acp.tools.base import (
     Preview,
     Tool,
     ToolContext,
-    said,
     schema,
     take_path,
+    text_outcome,
 )
 from helexa_acp.wire.base import ToolSpec
 
@@ -29,7 +29,7 @@ async def preview(context: ToolContext, arguments: Arguments) -> Preview:
 
 async def run(context: ToolContext, arguments: Arguments) -> Outcome:
     path = take_path(arguments, "path", context.cwd)
-    return said(await asyncio.to_thread(listed, path))
+    return text_outcome(await asyncio.to_thread(listed, path))
 
 
 def listed(folder: Path) -> str:

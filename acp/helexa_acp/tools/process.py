@@ -18,7 +18,7 @@ LAST_OUTPUT_S = 1.0
 
 
 class _Tail:
-    """The last ``OUTPUT_LIMIT_BYTES`` of what was printed."""
+    """The last ``OUTPUT_LIMIT_BYTES`` of the output."""
 
     def __init__(self) -> None:
         self._chunks: deque[bytes] = deque()
@@ -64,8 +64,8 @@ async def run_locally(
     try:
         async with asyncio.timeout(timeout_s):
             await process.wait()
-        # What was printed before the exit is in the pipe already; what the program left in the
-        # background may hold the pipe for ever.
+        # Output printed before the exit is in the pipe already; a background process of the program
+        # may hold the pipe open without end.
         await asyncio.wait([reading], timeout=LAST_OUTPUT_S)
     except TimeoutError:
         is_late = True

@@ -14,10 +14,10 @@ from helexa_acp.tools.base import (
     Preview,
     Tool,
     ToolContext,
-    said,
     schema,
     take_optional_count,
     take_path,
+    text_outcome,
 )
 from helexa_acp.tools.files import read_bytes, read_text
 from helexa_acp.wire.base import ToolSpec
@@ -46,11 +46,11 @@ async def run(context: ToolContext, arguments: Arguments) -> Outcome:
         data = await asyncio.to_thread(read_bytes, path)
         return Outcome((Text(f"{path}:"), Image(mime_type, base64.b64encode(data).decode())))
     text = await read_text(context.port, path)
-    return said(excerpt(text, line, limit))
+    return text_outcome(excerpt(text, line, limit))
 
 
 def excerpt(text: str, line: int, limit: int | None) -> str:
-    """Lines from ``line`` on, at most ``limit`` of them, and what is left out."""
+    """Lines from ``line`` on, at most ``limit`` of them, and a note of the lines left out."""
     lines = text.splitlines(keepends=True)
     if line > max(len(lines), 1):
         raise ToolError(f"line {line} is past the end: there are {len(lines)} lines")
@@ -67,7 +67,7 @@ def excerpt(text: str, line: int, limit: int | None) -> str:
         excerpted = excerpted[:MAX_CHARACTERS] + "\n[the rest of this line was left out]\n"
     last = line - 1 + len(chosen)
     if last < len(lines):
-        excerpted += f"\n[lines {line} to {last} of {len(lines)}; go on with line={last + 1}]"
+        excerpted += f"\n[lines {line} to {last} of {len(lines)}; continue with line={last + 1}]"
     return excerpted
 
 

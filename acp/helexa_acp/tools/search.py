@@ -14,11 +14,11 @@ from helexa_acp.tools.base import (
     Preview,
     Tool,
     ToolContext,
-    said,
     schema,
     take_optional_text,
     take_path,
     take_text,
+    text_outcome,
 )
 from helexa_acp.tools.process import run_locally
 from helexa_acp.wire.base import ToolSpec
@@ -48,7 +48,7 @@ async def run(context: ToolContext, arguments: Arguments) -> Outcome:
         raise ToolError(f"the search took over {TIMEOUT_S:g} s; narrow the pattern or the path")
     if output.exit.code != 0:
         raise ToolError(output.text.strip() or "the search failed")
-    return said(output.text.rstrip("\n") or "[no line matches]")
+    return text_outcome(output.text.rstrip("\n") or "[no line matches]")
 
 
 def _folder(context: ToolContext, arguments: Arguments) -> Path:

@@ -8,7 +8,15 @@ from acp.schema import AgentPlanUpdate, PlanEntry
 
 from helexa_acp.errors import ToolError
 from helexa_acp.modes import Action
-from helexa_acp.tools.base import Arguments, Outcome, Preview, Tool, ToolContext, said, schema
+from helexa_acp.tools.base import (
+    Arguments,
+    Outcome,
+    Preview,
+    Tool,
+    ToolContext,
+    schema,
+    text_outcome,
+)
 from helexa_acp.wire.base import ToolSpec
 
 STATUSES = ("pending", "in_progress", "completed")
@@ -23,7 +31,7 @@ async def preview(context: ToolContext, arguments: Arguments) -> Preview:
 
 async def run(context: ToolContext, arguments: Arguments) -> Outcome:
     await context.port.update(plan_update(arguments))
-    return said("the plan is shown")
+    return text_outcome("the plan is shown")
 
 
 def plan_update(arguments: Arguments) -> AgentPlanUpdate:

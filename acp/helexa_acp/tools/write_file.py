@@ -12,10 +12,10 @@ from helexa_acp.tools.base import (
     Preview,
     Tool,
     ToolContext,
-    said,
     schema,
     take_path,
     take_text,
+    text_outcome,
 )
 from helexa_acp.tools.editing import remembered
 from helexa_acp.tools.files import read_text, write_text
@@ -30,8 +30,8 @@ async def preview(context: ToolContext, arguments: Arguments) -> Preview:
     except ToolError:
         before = None
     diff = FileEditToolCallContent(type="diff", path=str(path), old_text=before, new_text=content)
-    key, told = remembered(path, context.cwd)
-    return Preview(f"Write {path}", (path,), (diff,), key, told)
+    key, remembered_as = remembered(path, context.cwd)
+    return Preview(f"Write {path}", (path,), (diff,), key, remembered_as)
 
 
 async def run(context: ToolContext, arguments: Arguments) -> Outcome:
@@ -39,7 +39,7 @@ async def run(context: ToolContext, arguments: Arguments) -> Outcome:
     content = take_text(arguments, "content")
     shown = (await preview(context, arguments)).shown
     await write_text(context.port, path, content)
-    return said(f"wrote {len(content)} characters to {path}", *shown)
+    return text_outcome(f"wrote {len(content)} characters to {path}", *shown)
 
 
 TOOL = Tool(

@@ -28,8 +28,8 @@ from helexa_acp.wire.base import (
     ThoughtSealed,
     WireEvent,
 )
+from helexa_acp.wire.json_object import JsonObject
 from helexa_acp.wire.messages_body import request_body
-from helexa_acp.wire.told import Told
 from helexa_acp.wire.tolerant import fed, is_readable
 
 VERSION = "2023-06-01"
@@ -112,7 +112,7 @@ class MessageAnswer:
         self._reason: Reason = "stop"
         self._usage = Usage()
 
-    def feed(self, event: Told) -> list[WireEvent]:
+    def feed(self, event: JsonObject) -> list[WireEvent]:
         match event.type:
             case "message_start":
                 self._count(event.message.usage)
@@ -130,7 +130,7 @@ class MessageAnswer:
                 return [Finished(self._reason, self._usage)]
         return []
 
-    def _block_started(self, block: Told) -> list[WireEvent]:
+    def _block_started(self, block: JsonObject) -> list[WireEvent]:
         match block.type:
             case "tool_use":
                 given = block.raw.get("input")
@@ -144,7 +144,7 @@ class MessageAnswer:
                 return [ThoughtSealed(block.without_nulls())]
         return []
 
-    def _delta(self, delta: Told) -> list[WireEvent]:
+    def _delta(self, delta: JsonObject) -> list[WireEvent]:
         match delta.type:
             case "text_delta":
                 return [TextDelta(delta.text)]
@@ -164,8 +164,8 @@ class MessageAnswer:
             return [CallMade(call.call_id, call.name, call.arguments or given)]
         return [ThoughtSealed(signature)] if signature else []
 
-    def _count(self, counts: Told | None) -> None:
-        """Later counts replace earlier ones; a count that is not told stays as it was."""
+    def _count(self, counts: JsonObject | None) -> None:
+        """Later counts replace earlier ones; a missing count stays as it was."""
         if counts is None:
             return
         fresh = counts.input_tokens
@@ -183,7 +183,7 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except anthropic.APIStatusError as error:
-        message, code = _told(error.body)
+        message, code = _error_of(error.body)
         raise EndpointError(
             message or error.message, status=error.status_code, code=code
         ) from error
@@ -197,7 +197,7 @@ def _errors() -> Iterator[None]:
         raise EndpointError(f"its answer broke off: {error or type(error).__name__}") from error
 
 
-def _told(body: object) -> tuple[str | None, str | None]:
+def _error_of(body: object) -> tuple[str | None, str | None]:
     """The message, and helexa's code or the API's own type."""
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict):

@@ -45,7 +45,7 @@ def tools(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:
 
 
 def messages(turns: tuple[Turn, ...]) -> list[dict[str, Any]]:
-    """Roles take turns: results and what the user said next share a message. An assistant's turn
+    """Roles alternate: results and the user's next text share a message. An assistant's turn
     without any content is none."""
     written: list[dict[str, Any]] = []
     for turn in turns:
@@ -86,7 +86,7 @@ def _message(turn: Turn) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _thinking(thoughts: tuple[Thought, ...]) -> list[dict[str, Any]]:
-    """Only what was signed goes back; redacted thoughts come as blocks of their own."""
+    """Only signed thoughts are sent back; redacted thoughts come as blocks of their own."""
     blocks: list[dict[str, Any]] = []
     for thought in thoughts:
         if isinstance(thought.sealed, str):

@@ -37,9 +37,9 @@ from helexa_acp.wire.base import (
     WireEvent,
 )
 from helexa_acp.wire.data_urls import data_url, image_from_data_url
+from helexa_acp.wire.json_object import JsonObject
 from helexa_acp.wire.names import wire_name
 from helexa_acp.wire.openai_errors import open_client, openai_errors, post
-from helexa_acp.wire.told import Told
 from helexa_acp.wire.tolerant import fed
 
 
@@ -157,7 +157,7 @@ class _OpenCall:
 
 
 class ChatAnswer:
-    """Folds chunks into events. Calls are told when the answer is whole."""
+    """Folds chunks into events. Calls become events when the answer is whole."""
 
     def __init__(self) -> None:
         self._splitter = Splitter(finds_calls=False)
@@ -168,7 +168,7 @@ class ChatAnswer:
         self._is_ended = False
         self._usage = Usage()
 
-    def feed(self, chunk: Told) -> list[WireEvent]:
+    def feed(self, chunk: JsonObject) -> list[WireEvent]:
         if chunk.usage is not None:
             self._usage = _usage(chunk.usage)
         events: list[WireEvent] = []
@@ -253,12 +253,12 @@ def _images(images: Any) -> list[WireEvent]:
     """Extension of some servers: images that the model made, as data URLs."""
     if not isinstance(images, list):
         return []
-    urls = [one.image_url.url for one in images if isinstance(one, Told) and one.image_url]
+    urls = [one.image_url.url for one in images if isinstance(one, JsonObject) and one.image_url]
     made = [image_from_data_url(url) for url in urls if isinstance(url, str)]
     return [ImageMade(image) for image in made if image is not None]
 
 
-def _usage(counts: Told) -> Usage:
+def _usage(counts: JsonObject) -> Usage:
     prompt = counts.prompt_tokens_details
     completion = counts.completion_tokens_details
     return Usage(

@@ -16,8 +16,8 @@ from helexa_acp.wire.tolerant import is_readable
 
 
 def open_client(endpoint: Endpoint) -> openai.AsyncOpenAI:
-    """``organization`` and ``project`` are given, so that nobody takes them from the environment of
-    another endpoint; an Omit header drops them."""
+    """``organization`` and ``project`` are given, so that the SDK does not take them from the
+    environment of another endpoint; an Omit header drops them."""
     client = openai.AsyncOpenAI(
         api_key=endpoint.api_key or NO_KEY,
         base_url=endpoint.base_url,
@@ -60,8 +60,8 @@ def openai_errors() -> Iterator[None]:
     except openai.APIConnectionError as error:
         raise EndpointError(f"it cannot be reached: {error.__cause__ or error}") from error
     except openai.APIError as error:
-        # The stream itself said so, or it is no stream of this API. A status is not told then;
-        # a refusal of the request's content is one that a body would have been refused with.
+        # The stream itself has the error, or it is no stream of this API. It has no status then; a
+        # refusal of the request's content has the status of the same refusal in a body.
         raise EndpointError(_message(error), status=400, code=_code(error.code)) from error
     except (httpx2.HTTPError, ValueError) as error:
         raise EndpointError(f"its answer broke off: {error or type(error).__name__}") from error
@@ -71,9 +71,9 @@ def _message(error: openai.APIError) -> str:
     body = error.body
     if isinstance(body, dict):
         inner = body.get("error", body)
-        told = inner.get("message") if isinstance(inner, dict) else inner
-        if isinstance(told, str) and told:
-            return told
+        message = inner.get("message") if isinstance(inner, dict) else inner
+        if isinstance(message, str) and message:
+            return message
     return error.message
 
 

@@ -34,9 +34,9 @@ from helexa_acp.wire.base import (
     WireEvent,
 )
 from helexa_acp.wire.data_urls import data_url
+from helexa_acp.wire.json_object import JsonObject
 from helexa_acp.wire.names import wire_name
 from helexa_acp.wire.openai_errors import open_client, openai_errors, post
-from helexa_acp.wire.told import Told
 from helexa_acp.wire.tolerant import fed
 
 
@@ -163,9 +163,9 @@ class ResponseAnswer:
         self._calls: dict[str, _OpenCall] = {}
         """Calls that have begun, by their items' identifiers."""
         self._done: set[str] = set()
-        """Identifiers of the calls that were told."""
+        """Identifiers of the calls that became events."""
 
-    def feed(self, event: Told) -> list[WireEvent]:
+    def feed(self, event: JsonObject) -> list[WireEvent]:
         match event.type:
             case "response.output_text.delta":
                 self._has_text = True
@@ -196,42 +196,42 @@ class ResponseAnswer:
                 raise EndpointError(event.message, status=400, code=event.code)
         return []
 
-    def _added(self, item: Told) -> list[WireEvent]:
+    def _added(self, item: JsonObject) -> list[WireEvent]:
         if item.type == "function_call":
             key = item.id or item.call_id or ""
             made = _OpenCall(item.call_id or item.id or "", item.name or "", item.arguments or "")
             self._calls[key] = made
         return []
 
-    def _item_done(self, item: Told) -> list[WireEvent]:
+    def _item_done(self, item: JsonObject) -> list[WireEvent]:
         if item.type == "function_call":
             self._calls.pop(item.id or item.call_id or "", None)
             if item.call_id is not None:
                 self._done.add(item.call_id)
         return _item_done(item)
 
-    def _left(self, response: Told) -> list[WireEvent]:
-        """What only the whole response says, and calls that began and never ended by an event of
-        their own."""
+    def _left(self, response: JsonObject) -> list[WireEvent]:
+        """Events for parts that only the whole response has, and calls that began and never ended
+        by an event of their own."""
         events: list[WireEvent] = []
         for item in response.output or ():
-            if not isinstance(item, Told):
+            if not isinstance(item, JsonObject):
                 continue
             if item.type == "function_call" and (item.call_id or item.id) not in self._done:
                 events += self._item_done(item)
             elif item.type == "message" and not self._has_text:
                 texts = [part.text for part in item.content or () if part.type == "output_text"]
                 events += [TextDelta(text) for text in texts if text]
-        told = {event.call_id for event in events if isinstance(event, CallMade)}
+        made = {event.call_id for event in events if isinstance(event, CallMade)}
         events += [
             CallMade(call.call_id, call.name, call.arguments)
             for call in self._calls.values()
-            if call.call_id not in told
+            if call.call_id not in made
         ]
         self._calls.clear()
         return events
 
-    def _finished(self, response: Told) -> WireEvent:
+    def _finished(self, response: JsonObject) -> WireEvent:
         self.is_ended = True
         reason: Reason = "refusal" if self._is_refused else "stop"
         details = response.incomplete_details
@@ -240,7 +240,7 @@ class ResponseAnswer:
         return Finished(reason, _usage(response.usage))
 
 
-def _item_done(item: Told) -> list[WireEvent]:
+def _item_done(item: JsonObject) -> list[WireEvent]:
     match item.type:
         case "function_call":
             return [CallMade(item.call_id or "", item.name or "", item.arguments or "")]
@@ -252,7 +252,7 @@ def _item_done(item: Told) -> list[WireEvent]:
             return []
 
 
-def _usage(counts: Told | None) -> Usage:
+def _usage(counts: JsonObject | None) -> Usage:
     if counts is None:
         return Usage()
     given, made = counts.input_tokens_details, counts.output_tokens_details

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from helexa_acp.wire.base import WireEvent
-from helexa_acp.wire.told import Told
+from helexa_acp.wire.json_object import JsonObject
 
 END = "[DONE]"
 SHOWN = 200
@@ -29,13 +29,13 @@ def is_readable(data: str) -> bool:
     return is_object
 
 
-def fed(feed: Callable[[Told], list[WireEvent]], event: object) -> list[WireEvent]:
-    """What an event says; nothing where its fields are of other kinds than the API has."""
+def fed(feed: Callable[[JsonObject], list[WireEvent]], event: object) -> list[WireEvent]:
+    """The wire events of one event; none where its fields are of other kinds than the API has."""
     if not isinstance(event, dict):
         log.warning("skipped an event that is no object")
         return []
     try:
-        return feed(Told(event))
+        return feed(JsonObject(event))
     except (AttributeError, TypeError, KeyError, ValueError) as error:
         shown: Any = json.dumps(event)[:SHOWN]
         log.warning("skipped a malformed event (%s): %s", error, shown)

@@ -157,7 +157,7 @@ def test_results_of_scripts_bench_are_imported_once(bench: Bench, tmp_path: Path
         ("helexa_http", "chat:4096:warm"): 0.1,
     }
     assert set(BenchRun.objects.values_list("model_id", "build")) == {("smol", "abc1234")}
-    with pytest.raises(CommandError, match="which model"):
+    with pytest.raises(CommandError, match="the model it measured"):
         bench("import", str(file))
 
 

@@ -1,4 +1,4 @@
-"""What an endpoint says in a stream, as JSON: its keys as attributes.
+"""A streamed JSON object of an endpoint: its keys as attributes.
 
 The SDKs' own models of it are not used: openai's take a second to build for the first event.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class Told:
+class JsonObject:
     """A JSON object; ``None`` for a key that it does not have."""
 
     __slots__ = ("raw",)
@@ -19,8 +19,8 @@ class Told:
     def __getattr__(self, name: str) -> Any:
         value = self.raw.get(name)
         if isinstance(value, list):
-            return [Told(one) if isinstance(one, dict) else one for one in value]
-        return Told(value) if isinstance(value, dict) else value
+            return [JsonObject(one) if isinstance(one, dict) else one for one in value]
+        return JsonObject(value) if isinstance(value, dict) else value
 
     def without_nulls(self) -> dict[str, Any]:
         kept: dict[str, Any] = _without_nulls(self.raw)
