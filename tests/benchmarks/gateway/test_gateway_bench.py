@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gateway.load import Client, Load, AnswerCounter, UnexpectedAnswerError, run
+from benchmarks.gateway.load import AnswerCounter, Client, Load, UnexpectedAnswerError, run
 from benchmarks.gateway.measure import Reading, median_of, percentile
 from benchmarks.gateway.processes import HOST, Processes, ProcessFailedError, free_port
 from helexa_site.config import REPOSITORY_DIR

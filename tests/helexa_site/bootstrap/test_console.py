@@ -7,7 +7,7 @@ import json
 import pytest
 
 from helexa_site.bootstrap.children import WARNINGS
-from helexa_site.bootstrap.console import relay, print_step, print_line
+from helexa_site.bootstrap.console import print_line, print_step, relay
 
 
 def test_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
