@@ -17,8 +17,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import redis
 from rich.console import Console
@@ -117,11 +119,10 @@ def _attacking(there: Stage, gateway: RunningProcess, name: str) -> Iterator[Non
     """Repeats the attack until the ``with`` ends, or the host is cut off."""
     evil = _invited(there)
     threading.Thread(target=_ask_the_lure, args=(there, gateway), daemon=True).start()
-    deadline_s = time.monotonic() + WAIT_LIMIT_S
-    while not is_lured(evil):
-        if time.monotonic() > deadline_s:
-            raise ProcessFailedError("the gateway sent the hostile host no request")
-        time.sleep(PAUSE_S)
+    _wait(lambda: is_lured(evil), "the gateway sent the hostile host no request")
+    # What the attack before left in its stream, the largest id for one, would stop this one.
+    evil.client.delete(evil.events)
+    _wait(lambda: evil.client.exists(evil.events), "the gateway did not make its stream anew")
     ended = threading.Event()
 
     def attack() -> None:
@@ -130,14 +131,24 @@ def _attacking(there: Stage, gateway: RunningProcess, name: str) -> Iterator[Non
                 with suppress(redis.ConnectionError):  # Redis has closed it
                     ATTACKS[name](evil)
 
-    attacker = threading.Thread(target=attack, daemon=True)
-    attacker.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        attacker.join(WAIT_LIMIT_S)
-        evil.client.close()
+    with ThreadPoolExecutor(1) as pool:
+        attacker = pool.submit(attack)
+        try:
+            yield
+        finally:
+            ended.set()
+    evil.client.close()
+    if problem := attacker.exception():
+        raise ProcessFailedError(f"the attack itself failed, so it shows nothing: {problem!r}")
+
+
+def _wait(is_so: Callable[[], Any], otherwise: str) -> None:
+    """Raises ``ProcessFailedError``."""
+    deadline_s = time.monotonic() + WAIT_LIMIT_S
+    while not is_so():
+        if time.monotonic() > deadline_s:
+            raise ProcessFailedError(otherwise)
+        time.sleep(PAUSE_S)
 
 
 def _invited(there: Stage) -> Evil:
