@@ -255,5 +255,3 @@ ATTACKS: dict[str, Attack] = {
     "unread answers": unread_answers,
     "forged reports": junk_reports,
 }
-FILLS_REDIS = ("valid batches",)
-"""A host may write as many of these as an honest one after a stall of Redis: decision 38."""

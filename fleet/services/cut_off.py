@@ -41,15 +41,18 @@ from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
 
+MAX_STREAM_BYTES = 16 * 1024 * 1024
+"""Of events for one gateway that is alive. An honest neuron leaves 8 MiB (``MAX_UNREAD_BYTES``)
+unread, which take up to a fourth more in Redis."""
 MAX_NEURON_BYTES = 128 * 1024 * 1024
-"""What one neuron may have written to Redis. An honest one gives up events beyond 64 MiB."""
+"""What one neuron may have written to Redis, with the events for all its gateways."""
 MAX_STATE_BYTES = 16 * 1024 * 1024
 """What of that may be other than events. An honest neuron's take some 12 MiB at most: 5 of usage
 reports (``USAGE_STREAM_MAX_ENTRIES``), 4 of its downloads, 1 of its heartbeat, and its engines'
 logs, lists of requests and load messages."""
 MAX_ABANDONED_BYTES = 32 * 1024 * 1024
-"""Of events for gateways that are not alive. An honest neuron's are what it wrote until it saw that
-they are gone; a stream that does not exist it writes none to."""
+"""Of events for gateways that are not alive: an honest neuron leaves 8 MiB of each, until it sees
+that they are gone."""
 MAX_NEURON_KEYS = 1000
 """An honest one has six, and a stream for each gateway."""
 MAX_SCANNED_KEYS = 20_000
@@ -161,10 +164,13 @@ def _excess(client: redis.Redis, names: Sequence[bytes]) -> str:
         return f"it has written over {MAX_NEURON_KEYS} keys"
     events = [name for name in names if is_events_key(name)]
     state_bytes = _num_bytes(client, [name for name in names if not is_events_key(name)])
-    abandoned_bytes = _num_bytes(client, _of_gone_gateways(client, events))
-    num_bytes = state_bytes + _num_bytes(client, events)
+    gone = _of_gone_gateways(client, events)
+    abandoned_bytes = _num_bytes(client, gone)
+    stream_bytes = [_num_bytes(client, [name]) for name in events if name not in gone]
+    num_bytes = state_bytes + abandoned_bytes + sum(stream_bytes)
     for found, most, what in (
         (state_bytes, MAX_STATE_BYTES, " beside its events"),
+        (max(stream_bytes, default=0), MAX_STREAM_BYTES, " as events for one gateway"),
         (abandoned_bytes, MAX_ABANDONED_BYTES, " as events of gateways that are gone"),
         (num_bytes, MAX_NEURON_BYTES, ""),
     ):

@@ -26,8 +26,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def _small_bounds(shared_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cut_off, "MAX_NEURON_BYTES", 5 * MB)
+    monkeypatch.setattr(cut_off, "MAX_NEURON_BYTES", 8 * MB)
     monkeypatch.setattr(cut_off, "MAX_STATE_BYTES", 2 * MB)
+    monkeypatch.setattr(cut_off, "MAX_STREAM_BYTES", 4 * MB)
     monkeypatch.setattr(cut_off, "MAX_ABANDONED_BYTES", 2 * MB)
     monkeypatch.setattr(cut_off, "MAX_UNTAKEN_BYTES", 24 * MB)
     monkeypatch.setattr(cut_off, "MAX_CONNECTION_BYTES", 8 * MB)
@@ -47,6 +48,9 @@ FLOODS: dict[str, Callable[[redis.Redis], Any]] = {
     "events": lambda client: [
         client.xadd(keys.events_key("evil", f"gw{number}"), {b"b": b"x" * MB})
         for number in range(9)
+    ],
+    "events for one gateway": lambda client: [
+        client.xadd(keys.events_key("evil", "gw0"), {b"b": b"x" * MB}) for _ in range(5)
     ],
     "events of no gateway": lambda client: client.xadd(
         keys.events_key("evil", "none"), {b"b": b"x" * 3 * MB}

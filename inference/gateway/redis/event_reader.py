@@ -9,6 +9,9 @@ Batches are counted for each epoch of the neuron. One that comes again, because 
 acknowledgement, is dropped; where one is missing, whatever that neuron is serving fails rather than
 instead of continuing with a gap.
 
+What was read is taken away, since a neuron writes no more than some unread MiB. Events for requests
+that are not here are skipped, and too many of them are a fault.
+
 One read is bounded in entries, and neurons bound their entries in bytes. A read that is larger all
 the same is asked again in smaller parts, and an entry that is too large alone is skipped: its
 neuron's requests fail, as where a batch is missing.
@@ -47,6 +50,11 @@ EVENTS_A_TURN = 1024
 BYTES_A_TURN = 256 * 1024
 """Then consumers get to take theirs, and other tasks to run: after a pause there may be more than a
 stream may hold."""
+TRIM_AFTER_BYTES = 1024 * 1024
+"""An eighth of what a neuron leaves unread, so that it hardly ever waits."""
+MAX_UNKNOWN_BYTES = 64 * 1024 * 1024
+UNKNOWN_WITHIN_S = 60.0
+"""For requests that are not here: an honest neuron's are those that ended while it was writing."""
 LOG_INTERVAL_S = 10.0
 
 NEXT_ENTRY_ID_SCRIPT = """
@@ -87,6 +95,9 @@ class EventReader:
         self._num_losses = 0
         self._log = ThrottledLog(logger, logging.ERROR, interval_s=LOG_INTERVAL_S)
         self._max_entries = MAX_ENTRIES_A_READ
+        self._untrimmed_bytes = 0
+        self._unknown_bytes = 0
+        self._unknown_since_s = 0.0
         self._next_entry_id = link.register_script(NEXT_ENTRY_ID_SCRIPT)
         self.last_entry_id = keys.EVENTS_FIRST_ENTRY_ID
         self.caught_up_s = 0.0
@@ -137,8 +148,15 @@ class EventReader:
         if entries:
             self.last_entry_id = entries[-1][0].decode()
             await self._deliver_all(entries)
+            await self._trim()
         if len(entries) < max_entries:
             self.caught_up_s = asked_s
+
+    async def _trim(self) -> None:
+        """Its neuron sends more where enough is gone."""
+        if self._untrimmed_bytes >= TRIM_AFTER_BYTES:
+            self._untrimmed_bytes = 0
+            await self._redis.command("XTRIM", self.key, "MINID", "~", self.last_entry_id)
 
     async def _read_less(self, max_entries: int) -> None:
         """Read that many entries in two halves from now on, or skip the one that is too large
@@ -157,6 +175,7 @@ class EventReader:
         for _, fields in entries:
             try:
                 data = fields[EVENT_BATCH_FIELD]
+                self._untrimmed_bytes += len(data)
                 if len(data) > MAX_ENTRY_BYTES:
                     await self._grave_fault("an entry of its events is too large")
                 batch = decode_event_batch(data)
@@ -189,6 +208,7 @@ class EventReader:
         for event in batch.events:
             stream = self._streams.get(event.request_id)
             if stream is None:
+                self._count_unknown(bytes_an_event)
                 continue
             if stream.neuron != self.neuron:
                 self._fault("it answered a request that another neuron serves")
@@ -198,6 +218,18 @@ class EventReader:
                 stream.put(event, bytes_an_event)
             except AnswerFaultError as error:
                 self._fault(f"its answer to {event.request_id} has {error}")
+
+    def _count_unknown(self, num_bytes: int) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._unknown_since_s > UNKNOWN_WITHIN_S:
+            self._unknown_since_s, self._unknown_bytes = now_s, 0
+        self._unknown_bytes += num_bytes
+        if self._unknown_bytes > MAX_UNKNOWN_BYTES:
+            self._unknown_bytes = 0
+            what = (
+                f"it wrote {MAX_UNKNOWN_BYTES >> 20} MiB of events for requests that are not here"
+            )
+            self._on_fault(self.neuron, what, is_grave=True)
 
     def _serves(self, stream: RequestStream) -> bool:
         """Streams that have not been accepted yet may have lost just that, so they count too."""

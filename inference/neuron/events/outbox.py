@@ -5,15 +5,19 @@
                  └───────────────────────────────────────────┘
            too old, too many bytes ─▶ the gateway's batches are given up, all of them
 
+What Redis has and the gateway has not read is bounded: further batches wait here.
+
 A gap in the numbers makes whatever follows it worthless, so a gateway's batches are given up
 together. Pure: knows no Redis, no thread and no clock.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from inference.neuron.events.unread import UnreadEntries
 
 MAX_KEPT_BYTES = 64 * 1024 * 1024
 """The most that is kept for all gateways: half a minute of a thousand streams."""
@@ -40,6 +44,7 @@ class Outboxes:
     def __init__(self, *, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_bytes = max_bytes
         self._by_gateway: dict[str, _Outbox] = {}
+        self._unread: defaultdict[str, UnreadEntries] = defaultdict(UnreadEntries)
 
     def __bool__(self) -> bool:
         return bool(self._by_gateway)
@@ -54,8 +59,8 @@ class Outboxes:
         outbox.num_bytes += len(batch.data)
 
     def take(self) -> list[Batch]:
-        """The oldest batches of gateways that are not blocked. They stay here until they are
-        acknowledged."""
+        """The oldest batches of gateways that are not blocked and have room. They stay here until
+        they are acknowledged."""
         taken: list[Batch] = []
         num_bytes = 0
         for batch in self._sendable():
@@ -65,8 +70,22 @@ class Outboxes:
             taken.append(batch)
         return taken
 
-    def acknowledge(self, batch: Batch) -> None:
-        """Ignored for what has been given up since."""
+    def crowded(self) -> list[str]:
+        """Gateways with batches, of which so much is unread that it is worth a look at what is."""
+        return [name for name in self._by_gateway if self._unread[name].is_crowded]
+
+    def begins_at(self, gateway_id: str, entry_id: bytes | None) -> None:
+        """The first entry in the gateway's stream; ``None``: it holds none."""
+        self._unread[gateway_id].begins_at(entry_id)
+
+    def forget(self, gateway_id: str) -> None:
+        """A gateway that is gone."""
+        self.drop(gateway_id)
+        self._unread.pop(gateway_id, None)
+
+    def acknowledge(self, batch: Batch, entry_id: bytes) -> None:
+        """``entry_id``: what Redis has it under. What has been given up since is ignored here."""
+        self._unread[batch.gateway_id].add(entry_id, len(batch.data))
         outbox = self._by_gateway.get(batch.gateway_id)
         if outbox is None or outbox.batches[0] is not batch:
             return
@@ -108,6 +127,14 @@ class Outboxes:
         ]
 
     def _sendable(self) -> Iterator[Batch]:
-        for outbox in self._by_gateway.values():
+        for gateway_id, outbox in self._by_gateway.items():
             if not outbox.is_blocked:
-                yield from outbox.batches
+                yield from self._with_room(outbox, self._unread[gateway_id])
+
+    def _with_room(self, outbox: _Outbox, unread: UnreadEntries) -> Iterator[Batch]:
+        num_bytes = 0
+        for batch in outbox.batches:
+            num_bytes += len(batch.data)
+            if not unread.has_room_for(num_bytes):
+                return
+            yield batch

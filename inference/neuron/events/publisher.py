@@ -4,7 +4,8 @@
                   ▲                                            ├─ no answer, or no such stream
                   └──────────── resender thread ◀──────────────┘
 
-An event too large for one entry is split, and its publisher waits while much is unsent.
+An event too large for one entry is split, and its publisher waits while much is unsent. What a
+gateway has not read yet is bounded, so batches wait for a gateway that reads slowly too.
 
 Owns the sequence numbers. A batch whose XADD was not acknowledged is resent under its number by a
 thread that lives only while there are such batches; its reader drops duplicates. A batch that is
@@ -19,6 +20,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import redis
 
@@ -76,6 +78,8 @@ class EventPublisher:
         self._is_sending = False
         self._is_stalled = False
         """Redis did not answer: until it does, only the resender tries."""
+        self._has_sent = False
+        """Since the resender's last try."""
         self._resender: SupervisedThread | None = None
 
     def publish(self, events: list[AddressedEvent]) -> None:
@@ -96,7 +100,7 @@ class EventPublisher:
     def retire(self, gateway_id: str) -> None:
         """Delete the stream of a dead gateway, which has no reader. Raises ``redis.RedisError``."""
         with self._lock:
-            self._outboxes.drop(gateway_id)
+            self._outboxes.forget(gateway_id)
         self._client.expire(events_key(self._neuron, gateway_id), DEAD_STREAM_EXPIRY_S)
 
     def behind(self) -> list[str]:
@@ -152,6 +156,7 @@ class EventPublisher:
         has_left = False
         try:
             while not has_left:
+                self._look_what_is_read()
                 with self._lock:
                     taken = self._outboxes.take()
                     has_left = not taken
@@ -167,6 +172,22 @@ class EventPublisher:
             if not has_left:
                 with self._lock:
                     self._leave(RuntimeError("sending events broke"))
+
+    def _look_what_is_read(self) -> None:
+        """Raises ``redis.RedisError`` when Redis does not answer."""
+        with self._lock:
+            crowded = self._outboxes.crowded()
+        if not crowded:
+            return
+        pipeline = self._client.pipeline(transaction=False)
+        for gateway_id in crowded:
+            pipeline.xrange(events_key(self._neuron, gateway_id), count=1)
+        replies: list[Any] = pipeline.execute(raise_on_error=False)
+        with self._lock:
+            for gateway_id, reply in zip(crowded, replies, strict=True):
+                # What is no stream is found by the next XADD.
+                has_entry = bool(reply) and not isinstance(reply, Exception)
+                self._outboxes.begins_at(gateway_id, reply[0][0] if has_entry else None)
 
     def _execute(self, batches: list[Batch]) -> list[object]:
         """Raises ``redis.RedisError`` when Redis does not answer."""
@@ -197,7 +218,9 @@ class EventPublisher:
                     self._outboxes.block(batch.gateway_id)
                     self._ensure_resender()
                 else:
-                    self._outboxes.acknowledge(batch)
+                    assert isinstance(reply, bytes)
+                    self._outboxes.acknowledge(batch, reply)
+                    self._has_sent = True
             self._sent_some.notify_all()
         self._give_up(refused, str(problem))
 
@@ -213,6 +236,8 @@ class EventPublisher:
         self._is_stalled = error is not None
         if not self._outboxes:
             self._sent_some.notify_all()
+        elif self._outboxes.crowded():
+            self._ensure_resender()
 
     def _give_up(self, batches: Iterable[Batch], why: str) -> None:
         lost = {
@@ -234,7 +259,8 @@ class EventPublisher:
         num_tries = 0
         is_done = False
         while not is_done:
-            num_tries += 1
+            num_tries = 1 if self._has_sent else num_tries + 1
+            self._has_sent = False
             time.sleep(RESEND_BACKOFF.wait_s(num_tries))
             try:
                 is_done = self._resend_once()

@@ -13,7 +13,7 @@ import pytest_asyncio
 import redis.asyncio
 
 from inference.gateway.redis import event_reader
-from inference.gateway.redis.event_reader import EventReader
+from inference.gateway.redis.event_reader import TRIM_AFTER_BYTES, EventReader
 from inference.gateway.redis.link import RedisLink
 from inference.gateway.redis.outage import RedisOutage
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
@@ -140,6 +140,39 @@ async def test_what_is_more_than_one_reads_bound_is_read_in_several(
         assert sum(len(event.text) for event in taken if isinstance(event, Delta)) < 350_000
         read += taken
     assert read[1:] == deltas
+
+
+async def test_what_was_read_is_taken_away_so_that_its_neuron_sends_more(
+    reader: EventReader, writer: Writer, redis_client: redis.asyncio.Redis
+) -> None:
+    written = [
+        await writer.write("n1", Delta(request_id="gone", text="x" * 100_000)) for _ in range(40)
+    ]
+    reading = asyncio.create_task(reader.run())
+    async with asyncio.timeout(GENEROUS_S):
+        while await redis_client.xlen(reader.key) > TRIM_AFTER_BYTES // 100_000 + 1:
+            await asyncio.sleep(0.01)
+        while reader.last_entry_id != written[-1]:
+            await asyncio.sleep(0.01)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_too_much_for_requests_that_are_not_here_is_a_fault(
+    reader: EventReader,
+    faults: Faults,
+    monkeypatch: pytest.MonkeyPatch,
+    open_stream: Callable[[str, str], RequestStream],
+) -> None:
+    monkeypatch.setattr(event_reader, "MAX_UNKNOWN_BYTES", 3 * 1024 * 1024)
+    open_stream("r1", "n1")
+    events: list[Event] = [Accepted(request_id="r1", prompt_tokens=1)]
+    reader.deliver(EventBatch(epoch="e", sequence_number=0, events=events), 4 * 1024 * 1024)
+    events = [Delta(request_id="gone", text="x")]
+    for number in range(1, 5):
+        assert faults == []
+        reader.deliver(EventBatch(epoch="e", sequence_number=number, events=events), 1024 * 1024)
+    assert faults == [("n1", "it wrote 3 MiB of events for requests that are not here")]
 
 
 async def test_an_entry_over_the_bound_fails_its_own_neurons_requests_alone(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.neuron.events import outbox
+from inference.neuron.events import outbox, unread
 from inference.neuron.events.outbox import Batch, Outboxes
 
 
@@ -21,9 +21,9 @@ def test_what_is_taken_stays_until_it_is_acknowledged() -> None:
     first, second = _batch("a", 1), _batch("a", 2)
     outboxes = _filled(first, second)
     assert outboxes.take() == [first, second]
-    outboxes.acknowledge(first)
+    outboxes.acknowledge(first, b"1-1")
     assert outboxes.take() == [second]
-    outboxes.acknowledge(second)
+    outboxes.acknowledge(second, b"1-2")
     assert not outboxes
     assert outboxes.take() == []
 
@@ -68,7 +68,54 @@ def test_an_answer_for_what_was_given_up_meanwhile_is_ignored() -> None:
     given_up, later = _batch("a", 1), _batch("a", 2)
     outboxes = _filled(given_up)
     outboxes.drop("a")
-    outboxes.acknowledge(given_up)
+    outboxes.acknowledge(given_up, b"1-1")
     outboxes.add(later)
-    outboxes.acknowledge(given_up)
+    outboxes.acknowledge(given_up, b"1-1")
     assert outboxes.take() == [later]
+
+
+def test_what_a_gateway_has_not_read_leaves_no_room_for_more() -> None:
+    half = unread.MAX_UNREAD_BYTES // 2
+    first, second, third, other = (
+        *(_batch("a", number, num_bytes=half) for number in range(3)),
+        _batch("b"),
+    )
+    outboxes = _filled(first, second, third, other, max_bytes=10 * half)
+    for batch, entry_id in ((first, b"9-1"), (second, b"10-0")):
+        assert outboxes.take()[0] is batch
+        outboxes.acknowledge(batch, entry_id)
+    assert outboxes.take() == [other], "the gateway has read nothing"
+    assert outboxes.crowded() == ["a"]
+    outboxes.begins_at("a", b"9-1")
+    assert outboxes.take() == [other], "the first of them may be unread"
+    outboxes.begins_at("a", b"10-0")
+    assert outboxes.take() == [third] and outboxes.crowded() == []
+    outboxes.acknowledge(third, b"11-0")
+    outboxes.add(fourth := _batch("a", 4, num_bytes=half))
+    assert outboxes.take() == [other]
+    outboxes.acknowledge(other, b"1-0")
+    assert outboxes.take() == []
+    outboxes.begins_at("a", None)
+    assert outboxes.take() == [fourth]
+
+
+def test_an_entry_of_any_size_is_sent_where_nothing_is_unread() -> None:
+    huge = _batch("a", num_bytes=2 * unread.MAX_UNREAD_BYTES)
+    outboxes = _filled(huge, after := _batch("a"), max_bytes=1 << 30)
+    assert outboxes.take() == [huge]
+    outboxes.acknowledge(huge, b"1-0")
+    assert outboxes.take() == []
+    outboxes.forget("a")
+    outboxes.add(after)
+    assert outboxes.take() == [after], "another gateway of that name has a stream of its own"
+
+
+def test_many_small_entries_are_counted_in_few_marks() -> None:
+    entries = unread.UnreadEntries()
+    for number in range(10_000):
+        entries.add(b"1-%d" % number, 100)
+    assert entries.num_bytes == 1_000_000
+    entries.begins_at(b"1-9999")
+    assert 100 <= entries.num_bytes <= unread.MARK_BYTES
+    entries.begins_at(b"2-0")
+    assert entries.num_bytes == 0
