@@ -9,8 +9,8 @@ Batches are counted for each epoch of the neuron. One that comes again, because 
 acknowledgement, is dropped; where one is missing, whatever that neuron is serving fails rather than
 instead of continuing with a gap.
 
-What was read is taken away, since a neuron writes no more than some unread MiB. Events for requests
-that are not here are skipped, and too many of them are a fault.
+Entries that were read are deleted, since a neuron leaves only some MiB of them unread. Events for
+requests that are not here are skipped, and too many of them are a fault.
 
 One read is bounded in entries, and neurons bound their entries in bytes. A read that is larger all
 the same is asked again in smaller parts, and an entry that is too large alone is skipped: its

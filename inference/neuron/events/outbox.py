@@ -71,7 +71,8 @@ class Outboxes:
         return taken
 
     def crowded(self) -> list[str]:
-        """Gateways with batches, of which so much is unread that it is worth a look at what is."""
+        """Gateways that have batches here and so many unread bytes that they should be counted
+        again."""
         return [name for name in self._by_gateway if self._unread[name].is_crowded]
 
     def begins_at(self, gateway_id: str, entry_id: bytes | None) -> None:

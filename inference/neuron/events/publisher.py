@@ -4,8 +4,8 @@
                   ▲                                            ├─ no answer, or no such stream
                   └──────────── resender thread ◀──────────────┘
 
-An event too large for one entry is split, and its publisher waits while much is unsent. What a
-gateway has not read yet is bounded, so batches wait for a gateway that reads slowly too.
+An event too large for one entry is split, and its publisher waits while much is unsent. The
+bytes that a gateway has not read are bounded, so batches wait for a gateway that reads slowly too.
 
 Owns the sequence numbers. A batch whose XADD was not acknowledged is resent under its number by a
 thread that lives only while there are such batches; its reader drops duplicates. A batch that is
@@ -185,7 +185,7 @@ class EventPublisher:
         replies: list[Any] = pipeline.execute(raise_on_error=False)
         with self._lock:
             for gateway_id, reply in zip(crowded, replies, strict=True):
-                # What is no stream is found by the next XADD.
+                # A key of another type is reported by the next XADD.
                 has_entry = bool(reply) and not isinstance(reply, Exception)
                 self._outboxes.begins_at(gateway_id, reply[0][0] if has_entry else None)
 

@@ -38,7 +38,7 @@ class UnreadEntries:
         return self.num_bytes > CROWDED_BYTES
 
     def has_room_for(self, num_bytes: int) -> bool:
-        """An entry always fits into what is empty."""
+        """An entry of any size has room in an empty stream."""
         return not self.num_bytes or self.num_bytes + num_bytes <= MAX_UNREAD_BYTES
 
     def add(self, entry_id: bytes, num_bytes: int) -> None:

@@ -214,7 +214,7 @@ def _embedded(gateway_id: str, request_id: str, num_vectors: int) -> AddressedEv
 
 
 def _read_away(client: redis.Redis, gateway_id: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """What is in the stream, as its gateway takes it."""
+    """The entries of the stream, which go as its gateway reads them."""
     key = events_key("n1", gateway_id)
     entries: list[Any] = client.xrange(key)
     assert sum(len(fields.get(EVENT_BATCH_FIELD, b"")) for _, fields in entries) <= MAX_UNREAD_BYTES
