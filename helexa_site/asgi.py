@@ -28,6 +28,7 @@ from inference.logs.setup import configure_logging  # noqa: E402
 from metering.keys.directory import KeyDirectory  # noqa: E402
 from metering.ledger.spool import SPOOL_DIRECTORY  # noqa: E402
 from metering.ledger.writer import LedgerWriter  # noqa: E402
+from metering.request_records.writer import RequestRecordWriter  # noqa: E402
 
 raise_descriptor_limit()  # where another server than ``manage.py`` started this process
 secret_key(CONFIG)  # here, rather than at the first login: it raises where there can be none
@@ -55,6 +56,7 @@ gateway = Gateway(
         spool_directory=CONFIG.data_dir / SPOOL_DIRECTORY,
         oldest_unix_s=_ledger_begins_unix_s,
     ),
+    records=RequestRecordWriter(),
 )
 metrics_endpoint = MetricsEndpoint(gateway)
 application = build_application(

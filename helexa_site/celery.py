@@ -43,12 +43,16 @@ TASK_RECONCILE = "control.reconcile"
 TASK_FORGET_RESPONSES = "control.forget_responses"
 TASK_SETTLE_ORPHANS = "control.settle_orphans"
 TASK_FORGET_LEDGER_ENTRIES = "control.forget_ledger_entries"
+TASK_FORGET_REQUEST_RECORDS = "control.forget_request_records"
 RECORD_HEARTBEATS_EVERY_S = 1.0
 RECONCILE_EVERY_S = 1.0
 FORGET_RESPONSES_EVERY_S = 600.0
 SETTLE_ORPHANS_EVERY_S = 5.0
 FORGET_LEDGER_ENTRIES_EVERY_S = 600.0
-HOUSEKEEPING = frozenset({TASK_FORGET_RESPONSES, TASK_FORGET_LEDGER_ENTRIES})
+FORGET_REQUEST_RECORDS_EVERY_S = 60.0
+HOUSEKEEPING = frozenset(
+    {TASK_FORGET_RESPONSES, TASK_FORGET_LEDGER_ENTRIES, TASK_FORGET_REQUEST_RECORDS}
+)
 """Tasks that may take minutes, in small transactions: a first clean-up deletes millions of rows."""
 
 
@@ -218,6 +222,9 @@ app.conf.update(
         "forget responses": _tick(TASK_FORGET_RESPONSES, FORGET_RESPONSES_EVERY_S),
         "settle orphans": _tick(TASK_SETTLE_ORPHANS, SETTLE_ORPHANS_EVERY_S),
         "forget ledger entries": _tick(TASK_FORGET_LEDGER_ENTRIES, FORGET_LEDGER_ENTRIES_EVERY_S),
+        "forget request records": _tick(
+            TASK_FORGET_REQUEST_RECORDS, FORGET_REQUEST_RECORDS_EVERY_S
+        ),
     },
 )
 app.steps["worker"].add(BeatThread)

@@ -106,6 +106,10 @@ class Config:
     """Stored responses are deleted after so long; 0 keeps them without a limit."""
     ledger_retention_days: int = storage.LEDGER_RETENTION_DAYS.default
     """Ledger entries are deleted after so long; 0 keeps them without a limit."""
+    request_retention_days: int = storage.REQUEST_RETENTION_DAYS.default
+    """Request records are deleted after so long; 0 keeps them without a limit."""
+    max_request_records: int = storage.MAX_REQUEST_RECORDS.default
+    """The oldest beyond so many are deleted; 0: no limit."""
     has_public_bench: bool = False
     """Anybody may read the bench's results, without a key or a log-in."""
     public_url: str | None = None
@@ -178,6 +182,8 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         image_hosts=gateway.IMAGE_HOSTS.read(environment),
         response_retention_days=storage.RESPONSE_RETENTION_DAYS.read(environment),
         ledger_retention_days=storage.LEDGER_RETENTION_DAYS.read(environment),
+        request_retention_days=storage.REQUEST_RETENTION_DAYS.read(environment),
+        max_request_records=storage.MAX_REQUEST_RECORDS.read(environment),
         has_public_bench=gateway.BENCH_PUBLIC.read(environment),
         drain_s=gateway.DRAIN_SECONDS.read(environment),
         redis_stall_s=storage.REDIS_STALL_S.read(environment),

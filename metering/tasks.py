@@ -11,13 +11,20 @@ from datetime import timedelta
 import redis
 from django.conf import settings
 from django.db import Error as DatabaseError
+from django.utils import timezone
 
 from fleet.control.leadership import this_control
 from fleet.live import reading as live
-from helexa_site.celery import TASK_FORGET_LEDGER_ENTRIES, TASK_SETTLE_ORPHANS, app
+from helexa_site.celery import (
+    TASK_FORGET_LEDGER_ENTRIES,
+    TASK_FORGET_REQUEST_RECORDS,
+    TASK_SETTLE_ORPHANS,
+    app,
+)
 from metering.ledger import orphans, retention, usage_reports
 from metering.ledger.receipts import Receipts
 from metering.ledger.sweep_pause import SweepPause
+from metering.request_records.retention import request_records_forget
 
 logger = logging.getLogger(__name__)
 
@@ -66,3 +73,17 @@ def forget_ledger_entries() -> None:
         return
     if num_forgotten:
         logger.info("forgot %d ledger entries older than %d days", num_forgotten, days)
+
+
+@app.task(name=TASK_FORGET_REQUEST_RECORDS)  # type: ignore[untyped-decorator]
+def forget_request_records() -> None:
+    config = settings.CONFIG
+    days = config.request_retention_days
+    before = timezone.now() - timedelta(days=days) if days else None
+    try:
+        num_forgotten = request_records_forget(before=before, max_rows=config.max_request_records)
+    except DatabaseError as error:
+        logger.warning("old request records not forgotten: %s", error)
+        return
+    if num_forgotten:
+        logger.info("forgot %d request records", num_forgotten)

@@ -11,8 +11,8 @@ from django.utils import timezone
 from fleet.lifecycles import LoadJobStatus
 from fleet.management.sizes import size_text
 from fleet.models import LoadJob, Replica
-from metering.ledger.entries import ENDED_WELL
-from metering.models import LedgerEntry
+from metering.models import RequestRecord
+from metering.outcomes import ERRORS
 
 ERRORS_FOR = timedelta(days=1)
 MAX_ERRORS = 10
@@ -56,9 +56,13 @@ def report_rows(replica: Replica) -> list[tuple[str, str]]:
 def recent_errors(replica: Replica) -> list[RecentError]:
     """The errors of the replica's requests and loads within a day, newest first."""
     since = timezone.now() - ERRORS_FOR
-    requests = LedgerEntry.objects.filter(
-        at__gte=since, model=replica.model_name, neuron=replica.neuron.name
-    ).exclude(outcome__in=ENDED_WELL)
+    requests = RequestRecord.objects.filter(
+        at__gte=since,
+        model=replica.model_name,
+        neuron=replica.neuron.name,
+        code__isnull=False,
+        outcome__in=ERRORS,
+    )
     jobs = LoadJob.objects.filter(
         status=LoadJobStatus.FAILED,
         model_name=replica.model_name,
@@ -69,8 +73,8 @@ def recent_errors(replica: Replica) -> list[RecentError]:
         RecentError(
             at=one.at,
             what=f"a request ({one.endpoint})",
-            message=one.outcome,
-            request_id=one.request_id,
+            message=f"{one.code}: {one.message}" if one.message else str(one.code),
+            request_id=one.request_id.hex,
         )
         for one in requests[:MAX_ERRORS]
     ]

@@ -47,7 +47,7 @@ from inference.gateway.request.event_stream import RequestStreams
 from inference.gateway.request.identify import SENDER, Directory, Identifier
 from inference.gateway.request.place import Placer
 from inference.gateway.request.rate_limit import Limiting
-from inference.gateway.request.settle import Outcomes, counted_by
+from inference.gateway.request.settle import Outcomes, RequestRecords, counted_by, recorded_by
 from inference.gateway.request.token_bounds import PromptRatios
 from inference.gateway.server.paths import api_path_of
 from inference.protocol.heartbeat import ReplicaStatus
@@ -68,6 +68,7 @@ FINAL_USAGE_STOP_S = 0.4
 """How long neurons get for reporting what cancelled requests used when the gateway stops."""
 FINAL_USAGE_POLL_S = 0.02
 LEDGER_STOP_S = 5.0
+RECORDS_STOP_S = 2.0
 FLUSH_S = 1.0
 """What frames that are on their way get when the gateway stops."""
 FAREWELL_S = 1.0
@@ -82,8 +83,10 @@ class Gateway:
         *,
         directory: Directory,
         make_ledger: Callable[[str], Ledger],
+        records: RequestRecords | None = None,
     ) -> None:
-        """``make_ledger`` is given this gateway's id."""
+        """``make_ledger`` is given this gateway's id. ``records``: ``None`` keeps no record of
+        requests."""
         self.config = config
         self.catalogue = catalogue
         self.gateway_id = uuid.uuid4().hex
@@ -117,11 +120,15 @@ class Gateway:
         )
         self.images = ImageParser(image_rules(config), config.image_hosts)
         self.refusals = RefusalCounts()
+        self._records = records
+        if records is not None:
+            self._watch_records(records)
         self.outcomes = Outcomes(
             self.accounting.settle,
             counted_by(self.metrics),
             self._free_limits,
             self.refusals.observe,
+            *(() if records is None else (recorded_by(records),)),
         )
         self.draining = False
         self._drain_ended = asyncio.Event()
@@ -164,6 +171,8 @@ class Gateway:
         self._limiter = limiter
         self._directory.start()
         self._ledger.start()
+        if self._records is not None:
+            self._records.start()
         self.placer = Placer(
             self.catalogue,
             self.liveness.placing_snapshot,
@@ -219,6 +228,18 @@ class Gateway:
         sender = await self.identifier.sender_of(headers)
         await self.identifier.identify(headers, scope=Scope.INFERENCE, sender=sender)
         return {SENDER: sender}
+
+    def _watch_records(self, records: RequestRecords) -> None:
+        self.metrics.watch(
+            "helexa_request_records_queued",
+            "Requests that this gateway has yet to record.",
+            lambda: records.depth,
+        )
+        self.metrics.watch_total(
+            "helexa_request_records_dropped",
+            "Requests that this gateway could not record.",
+            lambda: records.num_dropped,
+        )
 
     def _free_limits(self, outcome: RequestOutcome) -> None:
         self.limits.settle(outcome)
@@ -277,6 +298,8 @@ class Gateway:
         await self._limiter.flush()
         await self._directory.stop()
         await self._ledger.stop(LEDGER_STOP_S)
+        if self._records is not None:
+            await self._records.stop(RECORDS_STOP_S)
         await self._count_refusals()
         await self._queue_demand.withdraw()
         await self.liveness.withdraw()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from inference.settings.addresses import Url
 from inference.settings.kinds import FilePath, WholeNumber
-from inference.settings.limits import MAX_RETENTION_DAYS
+from inference.settings.limits import MAX_COUNT, MAX_RETENTION_DAYS
 from inference.settings.setting import Reader, Setting
 
 EVERYBODY = frozenset(Reader)
@@ -64,6 +64,21 @@ LEDGER_RETENTION_DAYS: Setting[int] = Setting(
     default=400,
     readers=frozenset({Reader.CONTROL}),
     doc="ledger entries are deleted after so many days; 0 keeps them. Hourly sums stay",
+)
+REQUEST_RETENTION_DAYS: Setting[int] = Setting(
+    name="HELEXA_REQUEST_RETENTION_DAYS",
+    kind=WholeNumber(0, MAX_RETENTION_DAYS, "days"),
+    default=30,
+    readers=frozenset({Reader.CONTROL}),
+    doc="[request records](monitoring.md#requests) are deleted after so many days; 0 keeps them",
+)
+MAX_REQUEST_RECORDS: Setting[int] = Setting(
+    name="HELEXA_MAX_REQUEST_RECORDS",
+    kind=WholeNumber(0, MAX_COUNT, "records"),
+    default=1_000_000,
+    readers=frozenset({Reader.CONTROL}),
+    doc="beyond so many, the oldest [request records](monitoring.md#requests) are deleted; 0: no "
+    "limit",
 )
 REDIS_STALL_S: Setting[int] = Setting(
     name="HELEXA_REDIS_STALL_S",

@@ -19,7 +19,6 @@ from metering.prices import FREE, Prices
 
 FINISHED = "finished"
 CANCELLED = "cancelled"
-ENDED_WELL = frozenset({FINISHED, CANCELLED})
 WHO_AND_WHAT = ("account", "key", "model", "neuron", "endpoint", "client")
 TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 
@@ -96,6 +95,8 @@ class Settle:
     """``finished``, ``cancelled``, or the code of the failure."""
     client: str
     """Its family, by the User-Agent: one of a fixed set of words, never the header's text."""
+    is_failure: bool = False
+    """The server failed: ``failed`` of ``metering.outcomes``."""
 
     @property
     def who_and_what(self) -> dict[str, str]:

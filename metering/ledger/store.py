@@ -25,7 +25,6 @@ from django.db.backends.utils import CursorWrapper
 from metering.errors import QuotaExceededError
 from metering.ledger.book import Book, BudgetState, Unit
 from metering.ledger.entries import (
-    ENDED_WELL,
     TOKENS,
     WHO_AND_WHAT,
     Granted,
@@ -199,7 +198,7 @@ def _add_to_hours(cursor: CursorWrapper, using: str, entries: list[tuple[Settle,
         if total is None:
             total = sums[key] = [0] * len(SUMS)
         total[0] += 1
-        total[1] += settle.outcome not in ENDED_WELL
+        total[1] += settle.is_failure
         for position, amount in enumerate(entry[USED_FROM:USED_TO], 2):
             total[position] += amount  # type: ignore[operator]
     if not sums:

@@ -226,6 +226,7 @@ def settle_of(fitting: Fitting, budgets: tuple[int, ...], now_unix_s: float) -> 
         duration_ms=_ms(ended_s - started_s, ended_s) or 0,
         time_to_first_token_ms=None if first_token_s is None else _ms(first_token_s, ended_s),
         outcome=report.code or report.outcome,
+        is_failure=report.outcome == "failed",
     )
 
 

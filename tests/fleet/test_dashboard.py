@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from inference.neuron.replicas.engine_logs import EngineLogs
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
 from inference.version import VERSION
-from metering.models import LedgerEntry
+from metering.models import RequestRecord
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -215,14 +216,18 @@ def test_a_replicas_page_tells_its_report_and_errors(admin_client, model, beat, 
     assert "1.0 GiB for 1,024 tokens (64 blocks of 16)" in text
     assert "temperature 0.6, top_k 20" in text
     assert "None in the last 24 hours" in text
-    LedgerEntry.objects.create(
-        request_id="req-1",
+    request_id = uuid.uuid4()
+    RequestRecord.objects.create(
+        request_id=request_id,
         at=timezone.now(),
         account="research",
         model="tiny",
         neuron="beast",
         endpoint="/v1/chat/completions",
-        outcome="engine_crashed",
+        status=200,
+        outcome="failed",
+        code="engine_crashed",
+        message="Its engine stopped.",
         prompt_tokens=1,
         cached_tokens=0,
         completion_tokens=0,
@@ -231,7 +236,7 @@ def test_a_replicas_page_tells_its_report_and_errors(admin_client, model, beat, 
         duration_ms=10,
     )
     text = page(admin_client, where)
-    assert "engine_crashed" in text and "req-1" in text
+    assert "engine_crashed: Its engine stopped." in text and request_id.hex in text
 
 
 def test_an_engines_log_is_asked_of_its_neuron(

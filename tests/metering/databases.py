@@ -18,6 +18,7 @@ from metering.models import (
     Budget,
     GatewayLease,
     LedgerEntry,
+    RequestRecord,
     Reservation,
     SetAsideReport,
     UsageHour,
@@ -32,6 +33,7 @@ TABLES: tuple[type[Model], ...] = (
     LedgerEntry,
     UsageHour,
     SetAsideReport,
+    RequestRecord,
 )
 
 

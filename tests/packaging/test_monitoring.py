@@ -19,11 +19,12 @@ from fleet.live.snapshot import build_snapshot
 from inference.gateway.metrics.fleet import DatabaseCounts, FleetCollector
 from inference.gateway.metrics.requests import Metrics
 from inference.protocol.heartbeat import ReplicaStatus
+from metering.outcomes import outcome_of
 from tests.fleet.conftest import device, heartbeat, replica, stats
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "packaging" / "monitoring"
-WATCHED = re.compile(r'metrics\.watch\(\s*"(\w+)"')
+WATCHED = re.compile(r'metrics\.watch(?:_(total))?\(\s*"(\w+)"')
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 OF_PROMETHEUS = {"up": {"job", "instance"}, "process_resident_memory_bytes": set()}
 """What every scrape has."""
@@ -59,6 +60,7 @@ def exported() -> dict[str, set[str]]:
             key="k",
             status_code=status,
             code=code,
+            outcome=outcome_of(code=code, error_status=status, is_placed=True),
             cold_start=True,
             **told,
         )
@@ -81,7 +83,8 @@ def exported() -> dict[str, set[str]]:
         for sample in family.samples:
             series.setdefault(sample.name, set()).update(sample.labels)
     for path in (ROOT / "inference" / "gateway").rglob("*.py"):
-        series.update((name, set()) for name in WATCHED.findall(path.read_text()))
+        for suffix, name in WATCHED.findall(path.read_text()):
+            series[f"{name}_{suffix}" if suffix else name] = set()
     return series
 
 

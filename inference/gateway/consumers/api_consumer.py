@@ -24,7 +24,7 @@ from inference.gateway.consumers.context_advice import advice_headers
 from inference.gateway.consumers.ignored_fields import ignored_headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.call import Call
-from inference.gateway.request.identify import SENDER
+from inference.gateway.request.identify import SENDER, ensure_scope
 from inference.gateway.request.rate_limit import limit_headers
 from inference.gateway.server.azure import with_model
 from inference.gateway.server.bodies import parse_aside
@@ -285,9 +285,11 @@ class ApiConsumer(AbortableConsumer):
             user_agent=dict(headers).get(b"user-agent", b"").decode("latin-1"),
         )
         if self.scope_needed is not None:
-            self.call.principal = await self.gateway.identifier.identify(
-                headers, scope=self.scope_needed, sender=self.scope.get(SENDER)
+            principal = await self.gateway.identifier.principal_of(
+                headers, sender=self.scope.get(SENDER)
             )
+            self.call.principal = principal  # also of a refusal for want of the scope
+            ensure_scope(principal, self.scope_needed)
         self._check_before_body()
         self.gateway.bounds.open_request()
         self._is_counted = True

@@ -24,7 +24,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from metering.ledger.entries import CANCELLED, FINISHED
+from metering.outcomes import ERRORS, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -180,6 +180,7 @@ class Metrics(Collector):
             _Count, (OTHER, OTHER, OTHER), MAX_NAMES
         )
         self._endings = _Known[tuple[str, str], _Count](_Count, (OTHER, OTHER), MAX_CODES)
+        self._totals: list[tuple[str, str, Callable[[], int]]] = []
         self.registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
@@ -204,6 +205,8 @@ class Metrics(Collector):
         yield from _counters(
             (("count", ENDINGS, ENDINGS_WORDS),), ("status", "code"), self._endings.items()
         )
+        for name, words, read in self._totals:
+            yield CounterMetricFamily(name, words, value=read())
 
     def observe(
         self,
@@ -214,6 +217,7 @@ class Metrics(Collector):
         key: str,
         status_code: int,
         code: str,
+        outcome: Outcome,
         prompt_tokens: int,
         cached_tokens: int,
         completion_tokens: int,
@@ -224,7 +228,8 @@ class Metrics(Collector):
     ) -> None:
         """One request has ended. ``model``: a name of the catalogue, ``None`` where none was found.
         ``node``: its neuron, empty where it came to none. ``account``: ``None`` for an unknown
-        caller. ``code``: ``finished``, ``cancelled``, or that of its refusal or failure."""
+        caller. ``code``: ``finished``, ``cancelled``, or that of its refusal or failure, which
+        ``outcome`` is derived from."""
         word = code if CODE_PATTERN.fullmatch(code) else OTHER
         self._endings.of((str(status_code), word)).count += 1
         if account is not None and (prompt_tokens or completion_tokens):
@@ -236,7 +241,7 @@ class Metrics(Collector):
         counts = self._models.of((model, node))
         counts.requests += 1
         counts.duration_s.add(duration_s)
-        if code != FINISHED and code != CANCELLED:
+        if outcome in ERRORS:
             counts.errors += 1
             if reason := REJECTION_REASONS.get(code):
                 self._rejections.of((model, node, reason)).count += 1
@@ -264,6 +269,10 @@ class Metrics(Collector):
                 return math.nan
 
         Gauge(name, documentation, registry=self.registry).set_function(value)
+
+    def watch_total(self, name: str, documentation: str, read: Callable[[], int]) -> None:
+        """A counter that is read at each scrape, in its thread; ``read`` must not wait or fail."""
+        self._totals.append((name, documentation, read))
 
 
 def _counters(

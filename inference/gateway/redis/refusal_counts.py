@@ -19,6 +19,7 @@ from inference.protocol.refusals import (
     encode_field,
     refusals_key,
 )
+from metering.outcomes import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +35,10 @@ class RefusalCounts:
         self._counts: Counter[Refused] = Counter()
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """One request has ended; those that got an error instead of an answer count."""
-        if outcome.status < 400:
-            return
+        """Counts one request that has ended, if it was refused or broke a worker."""
         settle = outcome.settle
+        if outcome.kind is not Outcome.REFUSED and settle.outcome not in COUNTED_BY_KEY:
+            return
         code = settle.outcome if CODE_PATTERN.fullmatch(settle.outcome) else OTHER
         key = settle.key if code in COUNTED_BY_KEY else ""
         self._count(Refused(code, settle.account, key))

@@ -18,6 +18,7 @@ from inference.gateway.request.usage_counter import NOTHING, UsageCounter
 from inference.wire.errors import ApiError
 from metering.ledger.entries import CANCELLED, TOKENS, Settle, fields_of
 from metering.limits.state import NO_LIMITS
+from metering.outcomes import Outcome, outcome_of
 from metering.prices import FREE
 from metering.principal import Principal
 
@@ -41,6 +42,7 @@ class RequestOutcome:
     ``is_billed``."""
     is_billed: bool
     """It was submitted, and what it asks for has a price: it gets a ledger entry."""
+    kind: Outcome
     status: int
     """The status of the HTTP response; 0 where there was none."""
     was_cold: bool
@@ -50,6 +52,12 @@ class RequestOutcome:
     error_message: str = ""
     is_self_test: bool = False
     """``serve`` has asked it: it is logged, and nothing else."""
+    model_asked: str = ""
+    """As the client named the model; its text, which goes into the request's record alone."""
+    end_user: str = ""
+    """As the client named whom it asks for; the same."""
+    queue_ms: int | None = None
+    """From its first header to the start of its work; ``None``: it never started."""
 
     @property
     def duration_s(self) -> float:
@@ -70,6 +78,7 @@ class Call:
         "_started_s",
         "client",
         "discount_percent",
+        "end_user",
         "endpoint",
         "error_message",
         "error_status",
@@ -77,6 +86,7 @@ class Call:
         "is_reserved",
         "limit_state",
         "model",
+        "model_asked",
         "neuron",
         "outcome",
         "placed_model",
@@ -104,6 +114,8 @@ class Call:
         self.client = client
         self.principal = principal
         self.model = NO_MODEL
+        self.model_asked = ""
+        self.end_user = ""
         self.neuron = ""
         self.placed_model = ""
         """The model that it is placed by, an adapter's base; empty before that."""
@@ -169,6 +181,12 @@ class Call:
         counter, principal = self.usage_counter, self.principal
         usage = NOTHING if counter is None else counter.usage
         first_s = None if counter is None else counter.first_token_s
+        begun_s = None if counter is None else counter.begun_s
+        kind = outcome_of(
+            code=self.outcome,
+            error_status=self.error_status or self.status,
+            is_placed=bool(self.neuron),
+        )
         settle = Settle(
             request_id=self.request_id,
             account=principal.account if principal else "",
@@ -182,22 +200,28 @@ class Call:
             prices=self.prices,
             ended_unix_s=time.time(),
             duration_ms=_milliseconds(time.monotonic() - self._started_s),
-            time_to_first_token_ms=(
-                None if first_s is None else _milliseconds(first_s - self._started_s)
-            ),
+            time_to_first_token_ms=self._since_start_ms(first_s),
+            is_failure=kind is Outcome.FAILED,
             **fields_of(usage, TOKENS),
         )
         self._record(
             RequestOutcome(
                 settle=settle,
+                kind=kind,
                 is_billed=self.is_billed and counter is not None,
                 status=self.status,
                 was_cold=self.was_cold,
                 error_status=self.error_status,
                 error_message=self.error_message,
                 is_self_test=principal is not None and principal.is_self_test,
+                model_asked=self.model_asked,
+                end_user=self.end_user,
+                queue_ms=self._since_start_ms(begun_s),
             )
         )
+
+    def _since_start_ms(self, moment_s: float | None) -> int | None:
+        return None if moment_s is None else _milliseconds(moment_s - self._started_s)
 
 
 def _milliseconds(seconds: float) -> int:

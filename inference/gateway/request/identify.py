@@ -97,10 +97,14 @@ class Identifier:
     ) -> Principal:
         """``headers`` as in an ASGI scope, names in lower case. ``sender``: what ``sender_of``
         returned for them, if anything. Raises ``ApiError``."""
+        principal = await self.principal_of(headers, sender=sender)
+        ensure_scope(principal, scope)
+        return principal
+
+    async def principal_of(self, headers: Headers, *, sender: Sender | None) -> Principal:
+        """``identify`` for any scope. Raises ``ApiError``."""
         if sender is None or time.monotonic() - sender.identified_s > KNOWN_FOR_S:
             sender = await self.sender_of(headers)
-        if not sender.principal.has(scope):
-            raise InsufficientScopeError(scope)
         return sender.principal
 
     async def sender_of(self, headers: Headers) -> Sender:
@@ -127,8 +131,7 @@ class Identifier:
             raise InvalidApiKeyError(str(error)) from error
         except DirectoryUnavailableError as error:
             raise ServiceUnavailableError("database_unavailable", str(error)) from error
-        if not principal.has(Scope.INFERENCE):
-            raise InsufficientScopeError(Scope.INFERENCE)
+        ensure_scope(principal, Scope.INFERENCE)
         return principal
 
     async def _principal(self, named: Mapping[bytes, bytes]) -> Principal:
@@ -162,6 +165,12 @@ class Identifier:
                 "Requests for this Host are answered only with an API key; the operator can name "
                 "the host in HELEXA_ALLOWED_HOSTS.",
             )
+
+
+def ensure_scope(principal: Principal, scope: Scope) -> None:
+    """Raises ``InsufficientScopeError``."""
+    if not principal.has(scope):
+        raise InsufficientScopeError(scope)
 
 
 def presented_keys(authorization: bytes, *api_keys: bytes) -> list[bytes]:

@@ -42,6 +42,7 @@ async def run_request(
     are not taken as fast as they come. Raises ``ApiError``."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + gateway.config.request_timeout_s
+    call.model_asked = request.model
     request, files = without_files(request, gateway.images.rules)
     entry = await gateway.catalogue.find(request.model)
     call.model = entry.name

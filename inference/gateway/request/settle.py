@@ -5,19 +5,42 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from inference.gateway.metrics.requests import Metrics
 from inference.gateway.request.call import NO_MODEL, RequestOutcome
+from metering.outcomes import UNAVAILABLE, Outcome
 
 logger = logging.getLogger("helexa.requests")
 
-PROBES = frozenset({"/health"})
+PROBES = frozenset({"/health", "/ping"})
 """Asked every few seconds by whatever watches a gateway: their lines would bury the others."""
 
-SERVER_ERRORS = frozenset({500, 502, 503, 504})
-UNAVAILABLE = 503
-BUSY = frozenset({"queue_full", "queue_timeout"})
 MAX_CAUSE_CHARACTERS = 300
+
+
+class RequestRecords(Protocol):
+    """``metering.request_records.writer`` in front of the database."""
+
+    def start(self) -> None: ...
+    async def stop(self, timeout_s: float) -> None:
+        """Writes the queue first."""
+        ...
+
+    def add(self, ended: RequestOutcome) -> None:
+        """Returns at once."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """How many are not written yet; from any thread, as is ``num_dropped``."""
+        ...
+
+    @property
+    def num_dropped(self) -> int:
+        """How many will never be written."""
+        ...
+
 
 Listener = Callable[[RequestOutcome], None]
 
@@ -46,6 +69,7 @@ def counted_by(metrics: Metrics) -> Listener:
             key=settle.key,
             status_code=outcome.status,
             code=settle.outcome,
+            outcome=outcome.kind,
             **settle.tokens,
             duration_s=outcome.duration_s,
             time_to_first_token_s=outcome.time_to_first_token_s,
@@ -55,10 +79,18 @@ def counted_by(metrics: Metrics) -> Listener:
     return count
 
 
+def recorded_by(records: RequestRecords) -> Listener:
+    def record(outcome: RequestOutcome) -> None:
+        if outcome.settle.endpoint not in PROBES:
+            records.add(outcome)
+
+    return record
+
+
 def log(outcome: RequestOutcome) -> None:
     """Holds no client's text: the model is the catalogue's name, the client one of a fixed set, and
     only failures of the server have their cause with them."""
-    settle, is_ours = outcome.settle, _is_ours(outcome)
+    settle, is_ours = outcome.settle, outcome.kind is Outcome.FAILED
     logger.log(
         _level(outcome, is_ours),
         "%s %s %s/%s model=%s neuron=%s client=%s status=%d %s prompt=%d cached=%d completion=%d "
@@ -86,14 +118,6 @@ def _level(outcome: RequestOutcome, is_ours: bool) -> int:
         is_temporary = outcome.error_status == UNAVAILABLE
         return logging.WARNING if is_temporary else logging.ERROR
     return logging.DEBUG if outcome.settle.endpoint in PROBES else logging.INFO
-
-
-def _is_ours(outcome: RequestOutcome) -> bool:
-    """Whether the server failed, and did not merely refuse an oversized or unknown request."""
-    is_refusal = outcome.error_status == UNAVAILABLE and (
-        not outcome.settle.neuron or outcome.settle.outcome in BUSY
-    )
-    return outcome.error_status in SERVER_ERRORS and not is_refusal
 
 
 def _fields(outcome: RequestOutcome, is_ours: bool) -> dict[str, object]:

@@ -38,6 +38,7 @@ class UsageCounter:
         "_on_accepted",
         "_prompt_tokens",
         "_when_settled",
+        "begun_s",
         "first_token_s",
         "is_settled",
         "usage",
@@ -47,6 +48,9 @@ class UsageCounter:
         self.usage: Usage = NOTHING
         self.first_token_s: float | None = None
         """``time.monotonic``; ``None``: no token has come."""
+        self.begun_s: float | None = None
+        """``time.monotonic`` when its engine began, as far as that is reported, else when its
+        neuron had prepared it; ``None``: it was not accepted."""
         self.is_settled = False
         self._when_settled: list[Callable[[], None]] = []
         self._on_accepted = on_accepted
@@ -60,12 +64,17 @@ class UsageCounter:
             case Delta():  # most events are this one
                 self._count_tokens(event.num_tokens)
             case Accepted():
+                self.begun_s = time.monotonic()
                 self._prompt_tokens = event.prompt_tokens
                 if self._on_accepted is not None:
                     self._on_accepted(event.prompt_tokens)
             case PromptScored() | EmbeddedPart():
                 pass
-            case Finished() | Embedded():
+            case Finished():
+                if event.timing is not None and self.begun_s is not None:
+                    self.begun_s += event.timing.queue_ms / 1000
+                self._settle(event.usage)
+            case Embedded():
                 self._settle(event.usage)
             case Failed() | Cancelled():
                 self._settle(event.usage or NOTHING)

@@ -18,6 +18,7 @@ from inference.gateway.metrics.endpoint import MetricsEndpoint
 from inference.gateway.metrics.fleet import DatabaseCounts
 from inference.settings.metrics_listen import MetricsListen
 from inference.wire.errors import ServiceUnavailableError
+from metering.outcomes import Outcome
 from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron
 
@@ -71,6 +72,7 @@ async def test_a_scrape_shows_requests_fleet_and_load_jobs(
         key="hx_abc",
         status_code=200,
         code="finished",
+        outcome=Outcome.ANSWERED,
         prompt_tokens=7,
         cached_tokens=2,
         completion_tokens=5,

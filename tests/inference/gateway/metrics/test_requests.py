@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inference.gateway.metrics import requests as metrics_module
 from inference.gateway.metrics.requests import MAX_NAMES, OTHER, Metrics
+from metering.outcomes import Outcome
 
 ENDED: dict[str, Any] = {
     "model": "tiny",
@@ -19,6 +20,7 @@ ENDED: dict[str, Any] = {
     "key": "hx_abc",
     "status_code": 200,
     "code": "finished",
+    "outcome": Outcome.ANSWERED,
     "prompt_tokens": 70,
     "cached_tokens": 32,
     "completion_tokens": 21,
@@ -27,6 +29,7 @@ ENDED: dict[str, Any] = {
     "time_to_first_token_s": 1.0,
     "cold_start": False,
 }
+REFUSED = {"outcome": Outcome.REFUSED}
 MODEL_LABELS = {"model": "tiny", "node": "beast"}
 KEY_LABELS = {"account": "team", "key": "hx_abc"}
 
@@ -103,7 +106,12 @@ def test_histograms_have_the_buckets_that_users_know(
 
 def test_an_answer_without_a_token_has_no_time_to_its_first() -> None:
     metrics = Metrics()
-    cancelled = {"code": "cancelled", "status_code": 0, "time_to_first_token_s": None}
+    cancelled = {
+        "code": "cancelled",
+        "outcome": Outcome.CANCELLED,
+        "status_code": 0,
+        "time_to_first_token_s": None,
+    }
     metrics.observe(**{**ENDED, **cancelled, "completion_tokens": 0})
     assert value(metrics, "cortex_time_to_first_token_seconds_count", **MODEL_LABELS) == 0
     assert value(metrics, "cortex_tokens_per_second_count", **MODEL_LABELS) == 0
@@ -121,7 +129,7 @@ def test_an_answer_without_a_token_has_no_time_to_its_first() -> None:
 )
 def test_refusals_for_want_of_room_are_counted_by_reason(code: str, reason: str) -> None:
     metrics = Metrics()
-    metrics.observe(**{**ENDED, "code": code, "status_code": 503})
+    metrics.observe(**{**ENDED, **REFUSED, "code": code, "status_code": 503})
     name = "cortex_model_rejections_total"
     assert value(metrics, name, **MODEL_LABELS, reason=reason) == 1
     assert value(metrics, "cortex_request_errors_total", **MODEL_LABELS) == 1
@@ -160,6 +168,12 @@ def test_names_without_end_do_not_make_series_without_end(
         assert len(counts) == 21 and sum(counts) == 100, name
     spent = [count for (name, _), count in found.items() if name == "cortex_spend_tokens_total"]
     assert len(spent) == 21 and sum(spent) == 100 * 91
+
+
+def test_a_watched_total_is_a_counter() -> None:
+    metrics = Metrics()
+    metrics.watch_total("helexa_request_records_dropped", "Dropped.", lambda: 7)
+    assert value(metrics, "helexa_request_records_dropped_total") == 7
 
 
 def test_a_watched_number_is_read_at_each_scrape_and_may_fail() -> None:

@@ -12,6 +12,7 @@ from fleet.live.refusals import read_refusals
 from inference.gateway.redis.refusal_counts import RefusalCounts
 from inference.gateway.request.call import RequestOutcome
 from inference.protocol.refusals import Refused, newest_keys, refusals_key, sum_of
+from metering.outcomes import outcome_of
 from tests.metering.operations import settle
 
 
@@ -20,6 +21,7 @@ def ended(
 ) -> RequestOutcome:
     return RequestOutcome(
         settle=settle(account=account, key=key, model="-", neuron="", outcome=outcome),
+        kind=outcome_of(code=outcome, error_status=status, is_placed=False),
         is_billed=False,
         status=status,
         was_cold=False,
@@ -39,6 +41,7 @@ async def test_gateways_count_together(redis_url: str, redis_db: redis.Redis) ->
             counts.observe(ended("request_broke_worker", 500, "anonymous", key=""))
             counts.observe(ended("finished", 200))
             counts.observe(ended("cancelled", 0))
+            counts.observe(ended("internal_error", 500))  # a failure is no refusal
             counts.observe(ended("A client's text", 400))
             await counts.flush(client)
             await counts.flush(client)  # nothing is left to count

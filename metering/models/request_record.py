@@ -1,0 +1,63 @@
+"""One row for each request that reached a gateway, refused ones too. Written by
+``metering.request_records``, for people who look for a request; money follows from the ledger.
+
+Accounts, keys and models are names, not foreign keys: a row outlives what it names. ``end_user``
+and ``code`` are null where there is none, so that the partial indexes over them are small.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+
+from metering.outcomes import Outcome
+
+
+class RequestRecord(models.Model):
+    request_id = models.UUIDField(unique=True)
+    at = models.DateTimeField(db_index=True, help_text="When it ended.")
+    account = models.CharField(max_length=64, blank=True)
+    key = models.CharField(max_length=16, blank=True)
+    end_user = models.CharField(max_length=128, null=True, blank=True)
+    model_asked = models.CharField(max_length=200, blank=True)
+    model = models.CharField(max_length=100, blank=True)
+    neuron = models.CharField(max_length=100, blank=True)
+    endpoint = models.CharField(max_length=40)
+    client = models.CharField(max_length=32, blank=True)
+    status = models.PositiveSmallIntegerField(help_text="Of the HTTP response; 0: none was sent.")
+    outcome = models.CharField(
+        max_length=9, choices=[(outcome.value, outcome.value) for outcome in Outcome]
+    )
+    code = models.CharField(max_length=64, null=True, blank=True)
+    message = models.CharField(max_length=500, blank=True)
+    queue_ms = models.PositiveBigIntegerField(null=True, blank=True)
+    time_to_first_token_ms = models.PositiveBigIntegerField(null=True, blank=True)
+    duration_ms = models.PositiveBigIntegerField()
+    prompt_tokens = models.PositiveBigIntegerField()
+    cached_tokens = models.PositiveBigIntegerField()
+    completion_tokens = models.PositiveBigIntegerField()
+    reasoning_tokens = models.PositiveBigIntegerField()
+    cost_micro_usd = models.PositiveBigIntegerField()
+
+    class Meta:
+        ordering = ["-at", "-id"]
+        indexes = [
+            models.Index(fields=["account", "at"], name="request_account_at"),
+            models.Index(fields=["key", "at"], name="request_key_at"),
+            models.Index(fields=["model", "at"], name="request_model_at"),
+            models.Index(
+                fields=["end_user", "at"],
+                name="request_end_user_at",
+                condition=models.Q(end_user__isnull=False),
+            ),
+            *(
+                models.Index(
+                    fields=[field, "at"],
+                    name=f"request_{field}_at",
+                    condition=models.Q(code__isnull=False),
+                )
+                for field in ("code", "status", "outcome")
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.request_id.hex

@@ -1,0 +1,70 @@
+"""Request records go by their age and by their number."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from django.conf import settings
+
+from metering import tasks
+from metering.models import RequestRecord
+from metering.request_records import retention, rows
+from tests.metering.request_records.records import ended
+
+pytestmark = pytest.mark.django_db(transaction=True)
+DAY_S = 86_400
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "PAUSE_S", 0.0)
+
+
+def keep(monkeypatch: pytest.MonkeyPatch, *, days: int, records: int) -> None:
+    config = replace(settings.CONFIG, request_retention_days=days, max_request_records=records)
+    monkeypatch.setattr(settings, "CONFIG", config)
+
+
+def record(*days_ago: float) -> None:
+    now_unix_s = time.time()
+    rows.insert([ended(ended_unix_s=now_unix_s - days * DAY_S) for days in days_ago])
+
+
+def ages() -> list[int]:
+    now_unix_s = time.time()
+    rows = RequestRecord.objects.order_by("at")
+    return [round((now_unix_s - row.at.timestamp()) / DAY_S) for row in rows]
+
+
+def test_old_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    record(1, 29, 31, 400)
+    keep(monkeypatch, days=30, records=0)
+    tasks.forget_request_records()
+    assert ages() == [29, 1]
+
+
+def test_those_over_the_most_go_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    record(4, 3, 2, 1)
+    keep(monkeypatch, days=0, records=3)
+    tasks.forget_request_records()
+    assert ages() == [3, 2, 1]
+
+
+def test_zero_keeps_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    record(10_000)
+    keep(monkeypatch, days=0, records=0)
+    tasks.forget_request_records()
+    assert ages() == [10_000]
+
+
+def test_a_call_continues_where_the_last_one_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "ROWS_PER_BATCH", 2)
+    monkeypatch.setattr(retention, "MAX_BATCHES", 2)
+    record(*[40] * 7)
+    keep(monkeypatch, days=30, records=0)
+    tasks.forget_request_records()
+    assert len(ages()) == 3
+    tasks.forget_request_records()
+    assert ages() == []

@@ -1,0 +1,167 @@
+"""Requests are recorded beside the requests: in batches, once, and never at their cost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+import pytest
+from django.db import DataError, OperationalError
+
+from metering.models import RequestRecord
+from metering.request_records import rows
+from metering.request_records.rows import EndedRequest
+from metering.request_records.writer import RequestRecordWriter
+from tests.metering.operations import NOON_UNIX_S
+from tests.metering.request_records.records import ended
+from tests.metering.writer_support import LONG_S, wait_until
+
+
+class Database:
+    """``rows.insert`` with faults."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.breaks_after_commit = False
+        self.refuses = ""
+        self.answers = threading.Event()
+        """Cleared: it hangs."""
+        self.answers.set()
+        self.num_calls = 0
+
+    def insert(self, batch: Sequence[EndedRequest], *, using: str) -> None:
+        self.num_calls += 1
+        self.answers.wait(LONG_S)
+        if self.is_away:
+            raise OperationalError("the server is gone")
+        if any(one.settle.request_id == self.refuses for one in batch):
+            raise DataError("no")
+        rows.insert(batch, using=using)
+        if self.breaks_after_commit:
+            self.breaks_after_commit = False
+            raise OperationalError("the connection broke")
+
+
+@pytest.fixture
+def database() -> Database:
+    return Database()
+
+
+@pytest.fixture
+def writer(using: str, database: Database) -> Iterator[RequestRecordWriter]:
+    made = RequestRecordWriter(using=using, max_queued=5, insert=database.insert, interval_s=0.01)
+    made.start()
+    yield made
+    database.answers.set()
+    database.is_away = False
+    asyncio.run(made.stop(LONG_S))
+
+
+def recorded(using: str) -> list[RequestRecord]:
+    return list(RequestRecord.objects.using(using).order_by("id"))
+
+
+def test_all_of_a_request_is_recorded(using: str, writer: RequestRecordWriter) -> None:
+    request_id = uuid.uuid4().hex
+    writer.add(
+        ended(
+            request_id,
+            status=503,
+            outcome="neuron_lost",
+            error_message="The neuron beast went away.",
+            end_user="ann",
+        )
+    )
+    wait_until(lambda: writer.depth == 0)
+    (row,) = recorded(using)
+    assert row.request_id.hex == request_id
+    assert row.at == datetime.fromtimestamp(NOON_UNIX_S, UTC)
+    assert (row.account, row.key, row.end_user) == ("lab", "hx-1", "ann")
+    assert (row.model_asked, row.model, row.neuron) == ("gpt-4o", "tiny", "beast")
+    assert (row.endpoint, row.client) == ("/v1/chat/completions", "curl")
+    assert (row.status, row.outcome, row.code) == (503, "failed", "neuron_lost")
+    assert row.message == "The neuron beast went away."
+    assert (row.queue_ms, row.time_to_first_token_ms, row.duration_ms) == (20, 120, 1500)
+    assert (row.prompt_tokens, row.cached_tokens) == (40, 10)
+    assert (row.completion_tokens, row.reasoning_tokens, row.cost_micro_usd) == (30, 5, 0)
+
+
+def test_what_there_is_not_is_null(using: str, writer: RequestRecordWriter) -> None:
+    writer.add(ended(model="-", queue_ms=None, time_to_first_token_ms=None))
+    wait_until(lambda: writer.depth == 0)
+    (row,) = recorded(using)
+    assert (row.model, row.code, row.end_user) == ("", None, None)
+    assert (row.queue_ms, row.time_to_first_token_ms) == (None, None)
+
+
+def test_texts_of_clients_fit(using: str, writer: RequestRecordWriter) -> None:
+    strange = "a\0b\ud800" + "ü" * 500
+    writer.add(ended(model_asked=strange, end_user=strange, error_message=strange * 2))
+    wait_until(lambda: writer.depth == 0)
+    (row,) = recorded(using)
+    assert row.model_asked.startswith("ab?ü") and len(row.model_asked) == 199
+    assert len(row.message) == 499
+
+
+def test_a_database_that_is_away_is_waited_for(
+    using: str, writer: RequestRecordWriter, database: Database
+) -> None:
+    database.is_away = True
+    for _ in range(3):
+        writer.add(ended())
+    wait_until(lambda: database.num_calls > 0)
+    assert (writer.depth, recorded(using)) == (3, [])
+    database.is_away = False
+    wait_until(lambda: writer.depth == 0)
+    assert len(recorded(using)) == 3
+    assert writer.num_dropped == 0
+
+
+def test_a_full_queue_drops_with_a_log_line(
+    using: str, writer: RequestRecordWriter, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    database.is_away = True
+    with caplog.at_level(logging.ERROR):
+        for _ in range(7):
+            writer.add(ended())
+        assert (writer.depth, writer.num_dropped) == (5, 2)
+        wait_until(lambda: "2 requests of this gateway are not recorded" in caplog.text)
+    database.is_away = False
+    wait_until(lambda: writer.depth == 0)
+    assert len(recorded(using)) == 5
+
+
+def test_a_batch_that_is_written_twice_is_recorded_once(
+    using: str, writer: RequestRecordWriter, database: Database
+) -> None:
+    database.breaks_after_commit = True
+    for _ in range(3):
+        writer.add(ended())
+    wait_until(lambda: writer.depth == 0)
+    assert len(recorded(using)) == 3
+
+
+def test_a_row_that_the_database_refuses_holds_up_no_other(
+    using: str, writer: RequestRecordWriter, database: Database
+) -> None:
+    database.refuses = uuid.uuid4().hex
+    database.answers.clear()
+    writer.add(ended())
+    writer.add(ended(database.refuses))
+    writer.add(ended())
+    database.answers.set()
+    wait_until(lambda: writer.depth == 0)
+    assert len(recorded(using)) == 2
+    assert writer.num_dropped == 1
+
+
+def test_stopping_records_what_is_queued(using: str, database: Database) -> None:
+    writer = RequestRecordWriter(using=using, insert=database.insert, interval_s=LONG_S)
+    writer.start()
+    writer.add(ended())
+    asyncio.run(writer.stop(LONG_S))
+    assert len(recorded(using)) == 1
