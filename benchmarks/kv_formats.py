@@ -20,9 +20,9 @@ from rich.table import Table
 
 from benchmarks.engine.steps import open_on_cpu
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.models.batch import Batch
 from inference.models.cache.kv_format import NATIVE_FORMATS, KVFormat
 from inference.models.registry import build_fastest_model
+from inference.models.step_input import StepInput
 
 DOCS_DIR = Path(__file__).resolve().parents[1] / "docs"
 TEXT_FILES = ("architecture.md", "operating/models.md", "api.md")
@@ -51,9 +51,9 @@ def native_logits(
     )
     opened.close()
     compared = slice(-MOST_COMPARED, None)
-    batch = Batch.of_sequence(ids, DEFAULT_BLOCK_TOKENS, logit_rows=compared)
+    step = StepInput.of_sequence(ids.numpy(), DEFAULT_BLOCK_TOKENS, logit_rows=compared)
     num_blocks = -(-num_tokens // DEFAULT_BLOCK_TOKENS)
-    return model.forward(batch, model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS))
+    return model.forward(step, model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS))
 
 
 def measure(gguf: Path, cache_dir: Path, show: Callable[[list[str]], None]) -> None:

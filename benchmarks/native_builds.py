@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -25,10 +26,10 @@ from rich.table import Table
 from benchmarks.command import DATA_DIR
 from benchmarks.engine.steps import open_on_cpu
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.native.build import SOURCE_DIR, automatic_kv_format, load_library
 from inference.models.native.model import NativeKV, NativeModel
+from inference.models.step_input import StepInput
 
 NATIVE_FOLDER = SOURCE_DIR.relative_to(SOURCE_DIR.parents[2])
 
@@ -70,19 +71,16 @@ class Pass:
     def forward(self, vocab_size: int) -> Forward:
         """A pass over tokens drawn once; cache positions never computed are zeros."""
         draw = random.Random(1)
-        ids = torch.tensor([draw.randrange(vocab_size) for _ in range(self.num_rows)])
-        return self._prompt(ids) if self.is_prompt else self._decode(ids)
+        ids = [draw.randrange(vocab_size) for _ in range(self.num_rows)]
+        step = self._prompt(ids) if self.is_prompt else self._decode(ids)
+        return lambda model, kv: model.forward(step, kv)
 
-    def _prompt(self, ids: torch.Tensor) -> Forward:
-        batch = Batch.of_sequence(ids, DEFAULT_BLOCK_TOKENS, start=self.start)
-        return lambda model, kv: model.forward(batch, kv)
+    def _prompt(self, ids: list[int]) -> StepInput:
+        return StepInput.of_sequence(ids, DEFAULT_BLOCK_TOKENS, start=self.start)
 
-    def _decode(self, ids: torch.Tensor) -> Forward:
-        blocks = torch.arange(self.num_blocks).view(self.num_rows, self._blocks_each)
-        positions = torch.full((self.num_rows,), self.start)
-        slots = blocks[:, -1] * DEFAULT_BLOCK_TOKENS + self.start % DEFAULT_BLOCK_TOKENS
-        batch = Batch(token_ids=ids, positions=positions, slots=slots, block_ids=blocks)
-        return lambda model, kv: model.forward(batch, kv)
+    def _decode(self, ids: list[int]) -> StepInput:
+        blocks = np.arange(self.num_blocks, dtype=np.int32).reshape(len(ids), self._blocks_each)
+        return StepInput.of_decodes(ids, [self.start] * len(ids), blocks, DEFAULT_BLOCK_TOKENS)
 
 
 def load(gguf: Path, cache_dir: Path, checkout: Path, context_tokens: int) -> list[NativeModel]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +29,7 @@ from inference.models.native.packing import (
     PackedLinear,
     pack,
 )
+from inference.models.step_input import StepInput
 from inference.models.weights.stored import (
     DenseWeight,
     GroupedWeight,
@@ -135,36 +137,20 @@ class OneFormat:
 
     def prompt(self) -> int:
         """Returns how many tokens went through."""
-        rows = torch.arange(PROMPT_TOKENS)
-        tables = torch.arange(PROMPT_TOKENS // BLOCK_TOKENS).unsqueeze(0)
-        self._forward(rows, rows, torch.zeros_like(rows), tables, rows[-1:])
+        self._forward(StepInput.of_sequence(range(PROMPT_TOKENS), BLOCK_TOKENS))
         return PROMPT_TOKENS
 
     def decode(self, num_rows: int) -> int:
-        rows = torch.arange(num_rows)
-        self._forward(rows, torch.full_like(rows, 20), rows, rows.unsqueeze(1), rows)
+        rows = range(num_rows)
+        blocks = np.arange(num_rows, dtype=np.int32)[:, None]
+        self._forward(StepInput.of_decodes(rows, [20] * num_rows, blocks, BLOCK_TOKENS))
         return num_rows
 
     def close(self) -> None:
         self._decoder.close()
 
-    def _forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        sequences: torch.Tensor,
-        block_tables: torch.Tensor,
-        logit_rows: torch.Tensor,
-    ) -> None:
-        self._decoder.forward(
-            token_ids=token_ids,
-            positions=positions,
-            sequences=sequences,
-            block_tables=block_tables,
-            logit_rows=logit_rows,
-            keys=self._keys,
-            values=self._values,
-        )
+    def _forward(self, step: StepInput) -> None:
+        self._decoder.forward(step, keys=self._keys, values=self._values)
 
 
 def _best_rate(work: Callable[[], int], repeats: int) -> str:

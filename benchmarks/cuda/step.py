@@ -20,7 +20,6 @@ from benchmarks.cuda.shapes import (
     prefill_floor_flops,
     weight_shape,
 )
-from inference.models.batch import Batch
 from inference.models.cache.paged_kv import FORMAT_OF
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import accelerate
@@ -29,6 +28,7 @@ from inference.models.decoder import DecoderModel
 from inference.models.graphed import GraphedDecoder
 from inference.models.layers.grouped_product import GroupedProduct
 from inference.models.layers.linear import LinearFactory
+from inference.models.step_input import StepInput
 from inference.models.weights.stored import DenseWeight, GroupedWeight
 from inference.models.weights.weight_source import Embedding, Linear
 
@@ -124,8 +124,8 @@ def decode_result(config: ModelConfig, weight_format: WeightFormat, num_rows: in
     kv = model.new_kv(num_rows * columns, BLOCK_TOKENS)
     model.capture(kv, max_rows=num_rows, context_tokens=CONTEXT_TOKENS)
     execution = ", ".join(filter(None, [execution, model.capture_in_words]))
-    batch = decode_batch(num_rows, columns, model.device)
-    ms = device_ms(lambda: model.forward(batch, kv))
+    step = decode_step(num_rows, columns)
+    ms = device_ms(lambda: model.forward(step, kv))
     floor_bytes = decode_floor_bytes(
         config,
         bytes_per_weight=BYTES_PER_WEIGHT[weight_format],
@@ -141,8 +141,8 @@ def decode_result(config: ModelConfig, weight_format: WeightFormat, num_rows: in
 def prefill_result(config: ModelConfig, weight_format: WeightFormat) -> str:
     model, execution = built(config, weight_format, torch.device("cuda"))
     kv = model.new_kv(PROMPT_TOKENS // BLOCK_TOKENS, BLOCK_TOKENS)
-    batch = prefill_batch(PROMPT_TOKENS, model.device)
-    ms = device_ms(lambda: model.forward(batch, kv))
+    step = prefill_step(PROMPT_TOKENS)
+    ms = device_ms(lambda: model.forward(step, kv))
     floor_ms = prefill_floor_flops(config, PROMPT_TOKENS) / matmul_flops_per_s() * 1e3
     return f"{ms:7.1f} ms, {floor_ms / ms:.0%} of the product's rate; {execution}"
 
@@ -156,17 +156,15 @@ def built(
     return accelerate(DecoderModel(config, weights, config.max_positions, kv_format))
 
 
-def decode_batch(num_rows: int, columns: int, device: torch.device) -> Batch:
+def decode_step(num_rows: int, columns: int) -> StepInput:
     """Each row the last token of a context that fills its ``columns`` blocks."""
-    block_ids = torch.randperm(num_rows * columns, device=device).view(num_rows, columns)
-    last = torch.full((num_rows,), columns * BLOCK_TOKENS - 1, device=device)
-    slots = block_ids[:, -1] * BLOCK_TOKENS + BLOCK_TOKENS - 1
-    return Batch(torch.zeros_like(last), last, slots, block_ids)
+    block_ids = torch.randperm(num_rows * columns).view(num_rows, columns)
+    last = [columns * BLOCK_TOKENS - 1] * num_rows
+    return StepInput.of_decodes([0] * num_rows, last, block_ids.int().numpy(), BLOCK_TOKENS)
 
 
-def prefill_batch(num_tokens: int, device: torch.device) -> Batch:
-    token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
-    return Batch.of_sequence(token_ids, BLOCK_TOKENS)
+def prefill_step(num_tokens: int) -> StepInput:
+    return StepInput.of_sequence([0] * num_tokens, BLOCK_TOKENS)
 
 
 def main() -> None:

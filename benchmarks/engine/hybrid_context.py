@@ -16,11 +16,12 @@ from dataclasses import replace
 
 import torch
 
-from inference.models.batch import LONE_STATE, NUM_LONE_STATES, Batch
+from inference.models.batch import LONE_STATE, NUM_LONE_STATES
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.families.registry import family_of
 from inference.models.layers.recurrent.delta_config import DeltaConfig
+from inference.models.step_input import StepInput, block_table_of
 from inference.models.weights.dense import DenseWeights
 
 BLOCK_TOKENS = 32
@@ -87,20 +88,20 @@ def _step_ms(model: DecoderModel, num_rows: int, context_tokens: int) -> float:
     """The best of some turns, processor time. All rows read the same blocks."""
     num_blocks = context_tokens // BLOCK_TOKENS
     kv = model.new_kv(num_blocks, BLOCK_TOKENS, NUM_LONE_STATES + num_rows)
-    rows = torch.arange(num_rows)
-    positions = torch.full((num_rows,), context_tokens - 1)
-    batch = Batch(
-        token_ids=rows,
-        positions=positions,
-        slots=positions,
-        block_ids=torch.arange(num_blocks).expand(num_rows, num_blocks).contiguous(),
-        state_reads=torch.full((num_rows,), LONE_STATE),
-        state_writes=rows + NUM_LONE_STATES,
+    step = StepInput.of_decodes(
+        range(num_rows),
+        [context_tokens - 1] * num_rows,
+        block_table_of([range(num_blocks)] * num_rows),
+        BLOCK_TOKENS,
+        state_slots=(
+            [LONE_STATE] * num_rows,
+            range(NUM_LONE_STATES, NUM_LONE_STATES + num_rows),
+        ),
     )
     best_s = float("inf")
     for _ in range(NUM_TURNS):
         began_s = time.process_time()
-        model.forward(batch, kv)
+        model.forward(step, kv)
         best_s = min(best_s, time.process_time() - began_s)
     return best_s * 1e3
 

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from benchmarks.engine.steps import open_on_cpu
-from inference.models.batch import Batch
 from inference.models.cache.kv_format import NATIVE_FORMATS, KVFormat
 from inference.models.native.model import NativeKV, NativeModel
 from inference.models.registry import build_fastest_model
+from inference.models.step_input import StepInput
 
 BLOCK_TOKENS = 32
 NUM_BLOCKS = 512
@@ -80,23 +81,21 @@ def _fill(kv: NativeKV) -> None:
 
 def _cases(model: NativeModel) -> Iterator[tuple[str, Step]]:
     for num_rows, num_tokens in DECODES:
-        batch = _decode_batch(num_rows, num_tokens)
-        yield f"decode {num_rows} x {num_tokens} tokens", partial(model.forward, batch)
+        step = _decode_step(num_rows, num_tokens)
+        yield f"decode {num_rows} x {num_tokens} tokens", partial(model.forward, step)
     for start, end in PROMPTS:
-        ids = torch.arange(start, end)
-        prompt = Batch.of_sequence(ids, BLOCK_TOKENS, start=start)
+        prompt = StepInput.of_sequence(range(start, end), BLOCK_TOKENS, start=start)
         yield f"prompt {start} to {end}", partial(model.forward, prompt)
 
 
-def _decode_batch(num_rows: int, num_tokens: int) -> Batch:
+def _decode_step(num_rows: int, num_tokens: int) -> StepInput:
     num_blocks = -(-num_tokens // BLOCK_TOKENS)
-    blocks = torch.arange(num_rows * num_blocks) % NUM_BLOCKS
-    positions = torch.full((num_rows,), num_tokens - 1)
-    return Batch(
-        token_ids=torch.arange(num_rows) + 100,
-        positions=positions,
-        slots=positions,
-        block_ids=blocks.view(num_rows, num_blocks),
+    blocks = np.arange(num_rows * num_blocks, dtype=np.int32) % np.int32(NUM_BLOCKS)
+    return StepInput.of_decodes(
+        range(100, 100 + num_rows),
+        [num_tokens - 1] * num_rows,
+        blocks.reshape(num_rows, num_blocks),
+        BLOCK_TOKENS,
     )
 
 

@@ -15,7 +15,7 @@ from inference.engine.sampling.sampler import Sampler, UnreadTokens
 from inference.engine.sampling.verifying import UnreadDrafts, choose_drafted, read_drafted
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
-from inference.engine.to_device import on_device
+from inference.models.to_device import on_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,4 @@
-"""Turns a schedule into one ``StepInput``, and that into logits: one forward a step, whose inputs
-go to the device in one copy.
+"""Turns a schedule into one ``StepInput``, and that into logits: one forward a step.
 
     rows    [ one of each decoding sequence ][ chunk of a prompt ][ chunk ... ]
     drafts  [ its last token ][ its drafts ][ the next one's ... ]
@@ -9,7 +8,7 @@ Knows no sampling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,11 +16,10 @@ import torch
 from inference.engine.adapters import Adapters
 from inference.engine.cache.block_tables import BlockTables
 from inference.engine.images.image_rows import ImageRows
-from inference.engine.images.step_pictures import step_pictures
+from inference.engine.images.step_images import step_images
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.speculation.predictor_runner import PredictorRunner
-from inference.engine.step_batch import batch_on
 from inference.models.backend import AnyModel, KVStorage
 from inference.models.batch import EMPTY_STATE, LONE_STATE
 from inference.models.step_input import StepInput
@@ -35,18 +33,13 @@ class ModelRunner:
         adapters: Adapters | None = None,
         images: ImageRows | None = None,
         predictor: PredictorRunner | None = None,
-        *,
-        input_device: torch.device | None = None,
     ) -> None:
-        """``images``: of a model that is given any. ``predictor``: of a ``DecoderModel``.
-        ``input_device``: where the model takes its batches, if that is not its own device."""
+        """``images``: of a model that is given any. ``predictor``: of a ``DecoderModel``."""
         self._model = model
         self._adapters = adapters
         self._kv = kv
         self._images = images
         self._predictor = predictor
-        self._device = model.device
-        self._input_device = input_device or model.device
         self._block_tables = BlockTables()
 
     @torch.inference_mode()
@@ -56,14 +49,14 @@ class ModelRunner:
         by its drafts'. ``unread_ids`` (num_decodes,) int64: one
         more token of each decoding sequence, which only the device knows so far."""
         step = self._step(schedule, unread_ids)
-        images = None
         if self._images is not None:
-            images = step_pictures(schedule, step.positions, self._images.of, self._device)
-        batch = batch_on(self._input_device, step, images)
+            device = self._model.device
+            images = step_images(schedule, step.positions, self._images.of, device)
+            step = step if images is None else replace(step, images=images)
         if self._predictor is None:
-            return self._model.forward(batch, self._kv)
+            return self._model.forward(step, self._kv)
         assert unread_ids is None
-        logits, hidden = self._model.forward_with_hidden(batch, self._kv)
+        logits, hidden = self._model.forward_with_hidden(step, self._kv)
         self._predictor.follow(schedule, hidden)
         return logits
 

@@ -12,10 +12,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from inference.models.adapter import AdapterWeights
-from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.native.structs import Draw
+from inference.models.step_input import StepInput
 from inference.models.vision.tower import VisionTower
 
 
@@ -90,17 +90,17 @@ class Model(Protocol[KV]):
 
     def prepare_adapter(self, weights: AdapterWeights) -> Any:
         """The model's own form of an adapter whose names and shapes have been checked, for
-        ``Batch.adapters``. Any thread may call it while the model is stepped. Raises
+        ``StepInput.adapters``. Any thread may call it while the model is stepped. Raises
         ``UnsupportedAdapterError``."""
         ...
 
-    def forward(self, batch: Batch, kv: KV) -> torch.Tensor:
-        """Write all rows' keys and values, return ``batch.logit_rows``' logits:
-        (num_logit_rows, vocab_size) float32. One pass over the weights, also where some rows decode
+    def forward(self, step: StepInput, kv: KV) -> torch.Tensor:
+        """Write all rows' keys and values, return ``step.logit_rows``' logits:
+        (num_logits, vocab_size) float32. One pass over the weights, also where some rows decode
         and others are prompts'. Raises ``PositionError``."""
         ...
 
-    def forward_with_hidden(self, batch: Batch, kv: KV) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_with_hidden(self, step: StepInput, kv: KV) -> tuple[torch.Tensor, torch.Tensor]:
         """The same, and the rows that the output head reads, (num_rows, hidden_size). Only of a
         model that a ``Predictor`` was built for."""
         ...
@@ -142,7 +142,7 @@ class PlainBackend:
     def sampler(self) -> BackendSampler | None:
         return None
 
-    def forward_with_hidden(self, batch: Batch, kv: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_with_hidden(self, step: StepInput, kv: Any) -> tuple[torch.Tensor, torch.Tensor]:
         raise NotImplementedError("no predictor is built for this backend")
 
     def capture(self, kv: Any, *, max_rows: int, context_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""One step's rows as tensors: what a model's ``forward`` is given.
+"""One step's rows as tensors on a device: what torch's operators compute with.
 
     rows    0 ........ num_decodes ............................ num_rows
             [ one token of each ][ span of a prompt ][ span ... ]
@@ -46,8 +46,8 @@ class PrefillSpan:
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """What a step needs of pictures, where sequences with pictures take part in it."""
+class StepImages:
+    """What a step needs of images, where sequences with images take part in it."""
 
     rotary: torch.Tensor
     """(3, num_rows) what each row is rotated by: its time, height and width. Of a text they are
@@ -57,9 +57,10 @@ class Pictures:
     rows: PictureRows | None = None
     """What those are; ``None`` where there are none."""
 
-
-LAST_ROW = slice(-1, None)
-ALL_ROWS = slice(None)
+    def on(self, device: torch.device) -> StepImages:
+        """The same, where its tensors are there already."""
+        rows = None if self.rows is None else self.rows.on(device)
+        return StepImages(self.rotary.to(device), self.row_ids.to(device), rows)
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Batch:
     adapters: tuple[Any, ...] | None = None
     """What ``prepare_adapter`` made for each row that decodes and then for each span, ``None`` for
     those that have none; ``None``: nobody has one."""
-    pictures: Pictures | None = None
+    images: StepImages | None = None
     """``None`` where no sequence has any: all rows are rotated by their positions. Only the whole
     batch has them: ``decodes`` and ``prompts`` are for attention, whose rows are rotated
     already."""
@@ -145,7 +146,7 @@ class Batch:
             spans=(),
             logit_rows=None,
             adapters=self.adapters and self.adapters[: self.num_decodes],
-            pictures=None,
+            images=None,
         )
 
     @cached_property
@@ -165,31 +166,4 @@ class Batch:
             ),
             logit_rows=None if logit_rows is None else logit_rows[skipped:] - skipped,
             adapters=self.adapters and self.adapters[skipped:],
-        )
-
-    @classmethod
-    def of_sequence(
-        cls,
-        token_ids: torch.Tensor,
-        block_tokens: int,
-        *,
-        start: int = 0,
-        logit_rows: slice = LAST_ROW,
-    ) -> Batch:
-        """One sequence's tokens from position ``start`` on, in blocks 0, 1, 2, …, so that slots are
-        positions. Its state, where layers have one, is written where it was read."""
-        num_tokens, device = len(token_ids), token_ids.device
-        end = start + num_tokens
-        positions = torch.arange(start, end, device=device)
-        blocks = torch.arange(-(-end // block_tokens), device=device)
-        return cls(
-            token_ids=token_ids,
-            positions=positions,
-            slots=positions,
-            spans=(
-                PrefillSpan(
-                    0, num_tokens, start, end, blocks, LONE_STATE if start else EMPTY_STATE
-                ),
-            ),
-            logit_rows=torch.arange(num_tokens, device=device)[logit_rows],
         )

@@ -32,6 +32,8 @@ from inference.models.layers.recurrent.mamba_mixer import load_mamba
 from inference.models.layers.recurrent.short_conv import load_short_conv
 from inference.models.layers.rope import check_positions
 from inference.models.step import Operators, Step
+from inference.models.step_batch import batch_on
+from inference.models.step_input import StepInput
 from inference.models.vision.tower import PictureRows, VisionTower
 from inference.models.weights.experts_loading import load_sparse_mlp
 from inference.models.weights.named_weights import NamedWeights
@@ -172,7 +174,7 @@ class DecoderModel(PlainBackend):
         self.layers = [load_layer(config, weights, i) for i in range(config.num_layers)]
         self._final_norm = load_norm(config, weights, "model.norm")
         self.tower = None if config.vision is None else VisionTower(config.vision, weights)
-        """What turns pictures into rows, where the model is given any."""
+        """What turns images into rows, where the model is given any."""
         self.head = (
             self.embedding.as_linear() if config.tie_embeddings else weights.linear("lm_head")
         )
@@ -190,19 +192,23 @@ class DecoderModel(PlainBackend):
     def prepare_adapter(self, weights: AdapterWeights) -> TorchAdapter:
         return torch_adapter(weights, self._stacked, self.device, self.dtype)
 
-    def forward(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
-        """Write the rows' keys and values, return the logits of ``batch.logit_rows``:
-        (num_logit_rows, vocab_size) float32. Raises ``PositionError``."""
+    def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:
+        return self.forward_batch(batch_on(self.device, step), kv)
+
+    def forward_batch(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
+        """``forward`` of what is on the device already."""
         rows, step = self._through_layers(batch, kv)
         if batch.logit_rows is not None:
             rows = rows.select(batch.logit_rows)
         _, normed = rows.norm(self._final_norm, step.pointwise)
         return self.logits(normed)
 
-    def forward_with_hidden(self, batch: Batch, kv: PagedKV) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same, and what the head reads of all rows, (num_rows, hidden_size)."""
-        rows, step = self._through_layers(batch, kv)
-        _, normed = rows.norm(self._final_norm, step.pointwise)
+    def forward_with_hidden(
+        self, step: StepInput, kv: PagedKV
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = batch_on(self.device, step)
+        rows, shared = self._through_layers(batch, kv)
+        _, normed = rows.norm(self._final_norm, shared.pointwise)
         wanted = normed if batch.logit_rows is None else normed.index_select(0, batch.logit_rows)
         return self.logits(wanted), normed
 
@@ -215,8 +221,8 @@ class DecoderModel(PlainBackend):
         step = self.operators.step(batch, kv.block_tokens)
         rows = embedded(self.config, self.embedding.lookup(batch.token_ids))
         layers = zip(self.layers, kv.layers, strict=True)
-        if batch.pictures is not None and batch.pictures.rows is not None:
-            rows = through_pictures(rows, batch.pictures.row_ids, batch.pictures.rows, step, layers)
+        if batch.images is not None and batch.images.rows is not None:
+            rows = through_pictures(rows, batch.images.row_ids, batch.images.rows, step, layers)
         for layer, layer_cache in layers:
             rows = layer(rows, step, layer_cache)
         return rows, step
@@ -238,14 +244,14 @@ def _adaptable(
 def through_pictures(
     rows: Rows,
     row_ids: torch.Tensor,
-    pictures: PictureRows,
+    images: PictureRows,
     step: Step,
     layers: Iterator[tuple[DecoderLayer | LoneLayer, Any]],
 ) -> Rows:
-    """Put ``pictures`` into their rows, and take the rows through as many of ``layers`` as have
+    """Put ``images`` into their rows, and take the rows through as many of ``layers`` as have
     something of the tower's added to them."""
-    rows = Rows(rows.hidden.index_copy(0, row_ids, pictures.embeddings))
-    for added, (layer, layer_cache) in zip(pictures.deepstack, layers, strict=False):
+    rows = Rows(rows.hidden.index_copy(0, row_ids, images.embeddings))
+    for added, (layer, layer_cache) in zip(images.deepstack, layers, strict=False):
         rows = layer(rows, step, layer_cache)
         rows = Rows(rows.hidden.index_add(0, row_ids, added), rows.added)
     return rows

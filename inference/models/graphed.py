@@ -25,6 +25,8 @@ from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.layers.attention import MOST_PARTS
+from inference.models.step_batch import batch_on
+from inference.models.step_input import StepInput
 
 logger = logging.getLogger(__name__)
 
@@ -151,17 +153,18 @@ class GraphedDecoder(PlainBackend):
     def prepare_adapter(self, weights: AdapterWeights) -> TorchAdapter:
         return self._model.prepare_adapter(weights)
 
-    def forward(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
+    def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:
         """Captured logits are there until the next step. Beside prompts, too, the rows that decode
         run as captured, so that their numbers do not depend on the prompts'. Steps with adapters
         are not captured."""
+        batch = batch_on(self.device, step)
         is_captured = self._steps is not None and batch.num_decodes and batch.adapters is None
         if self._steps is None or not is_captured or not self._steps.holds(batch, kv):
-            return self._model.forward(batch, kv)
+            return self._model.forward_batch(batch, kv)
         logits = self._steps.run(batch.decodes)
         if not batch.spans:
             return logits if batch.logit_rows is None else logits[batch.logit_rows]
-        return torch.cat((logits, self._model.forward(batch.prompts, kv)))
+        return torch.cat((logits, self._model.forward_batch(batch.prompts, kv)))
 
     @torch.inference_mode()
     def capture(self, kv: PagedKV, *, max_rows: int, context_tokens: int) -> None:
@@ -209,6 +212,6 @@ def _forward(
     batch = buffers.first_rows(num_rows)
 
     def forward() -> None:
-        buffers.logits[:num_rows].copy_(model.forward(batch, kv))
+        buffers.logits[:num_rows].copy_(model.forward_batch(batch, kv))
 
     return forward

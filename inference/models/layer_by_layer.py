@@ -13,13 +13,15 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import linear
 
-from inference.models.batch import NUM_LONE_STATES, Batch
+from inference.models.batch import NUM_LONE_STATES
 from inference.models.cache.paged_kv import FORMAT_OF, new_layer
 from inference.models.cache.state_storage import new_layer_state
 from inference.models.config import STATE_KINDS, ModelConfig
 from inference.models.decoder import embedded, finished, load_layer
 from inference.models.layers.norms import load_norm
 from inference.models.step import Operators
+from inference.models.step_batch import batch_on
+from inference.models.step_input import StepInput
 from inference.models.weights.stored import DenseWeight
 from inference.models.weights.weight_source import WeightSource
 
@@ -31,21 +33,22 @@ HEAD_ROWS = 8192
 def prompt_logits(
     config: ModelConfig,
     weights: WeightSource,
-    batch: Batch,
+    prompt: StepInput,
     on_layer: Callable[[int], None],
 ) -> torch.Tensor:
-    """Logits of ``batch.logit_rows``: (num_logit_rows, vocab_size) float32 on the weights' device.
+    """Logits of ``prompt.logit_rows``: (num_logits, vocab_size) float32 on the weights' device.
 
-    ``batch`` has one span, from the start of its sequence, in blocks of one token. ``on_layer``
+    ``prompt`` is one sequence from its start, in blocks of one token. ``on_layer``
     hears how many layers are done. Raises ``MissingTensorError``.
     """
-    (span,) = batch.spans
-    assert span.start == 0
+    num_tokens = prompt.longest_context
+    assert len(prompt.positions) == num_tokens and prompt.block_tokens == 1
     device, dtype = weights.device, weights.activation_dtype
+    batch = batch_on(device, prompt)
     heads = config.num_kv_heads, config.head_dim
-    kv = new_layer(span.end, *heads, FORMAT_OF[dtype], device)
+    kv = new_layer(num_tokens, *heads, FORMAT_OF[dtype], device)
     states = config.state and new_layer_state(NUM_LONE_STATES, config.state, device)
-    step = Operators(config, span.end, device, dtype).step(batch, block_tokens=1)
+    step = Operators(config, num_tokens, device, dtype).step(batch, block_tokens=1)
     table = _dense(weights, "model.embed_tokens")
     rows = embedded(config, table.index_select(0, batch.token_ids.cpu()).to(device, dtype))
     for index, kind in enumerate(config.mixer_kinds):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import torch
 
 from inference.models.backend import AnyModel
-from inference.models.batch import Batch
 from inference.models.cache.kv_format import kv_bytes_per_block
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.decoder import DecoderModel, Rows, finished, load_layer
@@ -26,6 +25,8 @@ from inference.models.families.predictor import (
     with_layer,
 )
 from inference.models.layers.norms import load_norm
+from inference.models.step_batch import batch_on
+from inference.models.step_input import StepInput
 from inference.models.weights.weight_source import WeightSource
 
 
@@ -60,16 +61,18 @@ class Predictor:
         model = self._model
         return kv_bytes_per_block(lone_layer(model.config), block_tokens, model.kv_format)
 
-    def forward(self, batch: Batch, hidden: torch.Tensor, kv: PagedKV) -> torch.Tensor:
-        """``batch``: at position i token i + 1. ``hidden`` (num_rows, hidden_size): what the head
+    def forward(self, step: StepInput, hidden: torch.Tensor, kv: PagedKV) -> torch.Tensor:
+        """``step``: at position i token i + 1. ``hidden`` (num_rows, hidden_size): what the head
         reads at i. Writes the rows' keys and values, returns what it reads at i + 1, as far as is
         foreseen, of the same shape: see ``logits``."""
-        step = self._model.operators.step(batch, kv.block_tokens)
+        batch = batch_on(self._model.device, step)
+        shared = self._model.operators.step(batch, kv.block_tokens)
         embedded = self._embedding.lookup(batch.token_ids)
-        _, embedded = self._embedding_norm(embedded, None, step.pointwise)
-        _, hidden = self._hidden_norm(hidden, None, step.pointwise)
-        rows = Rows(step.product(self._fc, torch.cat((embedded, hidden), dim=-1)))
-        _, normed = self._layer(rows, step, kv.layers[0]).norm(self._final_norm, step.pointwise)
+        _, embedded = self._embedding_norm(embedded, None, shared.pointwise)
+        _, hidden = self._hidden_norm(hidden, None, shared.pointwise)
+        rows = Rows(shared.product(self._fc, torch.cat((embedded, hidden), dim=-1)))
+        rows = self._layer(rows, shared, kv.layers[0])
+        _, normed = rows.norm(self._final_norm, shared.pointwise)
         return normed
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:

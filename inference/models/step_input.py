@@ -1,4 +1,4 @@
-"""One step's rows as arrays in the host's memory, built once for whatever computes them.
+"""One step's rows as arrays in the host's memory, built once: every backend's ``forward`` takes it.
 
     rows         [ query of sequence 0 ][ query of 1 ][ ... ]
                  ^ query_start[0]       ^ query_start[1]
@@ -13,7 +13,7 @@ block ids index the keys and values' storage.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import add
 from typing import Any
 
@@ -21,8 +21,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from inference.models.batch import EMPTY_STATE, LONE_STATE, StepImages
+
 Ints = npt.NDArray[np.int32]
 ONE = np.int32(1)
+LAST_ROW = slice(-1, None)
+ALL_ROWS = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,27 @@ class StepInput:
     unread_ids: torch.Tensor | None = None
     """(num_unread,) int64: the first rows' tokens, which only the device knows so far.
     ``token_ids`` has any there."""
+    images: StepImages | None = None
+    """``None`` where no sequence has any: all rows are rotated by their positions."""
 
     @property
     def only_decodes(self) -> bool:
         """Whether every query is one token of a sequence that decodes."""
         return self.num_decodes == len(self.context_lens) == len(self.positions)
+
+    @property
+    def longest_context(self) -> int:
+        """In tokens: no row's position is that high."""
+        return int(self.context_lens.max())
+
+    def with_all_ids(self) -> StepInput:
+        """The same with the tokens of ``unread_ids`` in ``token_ids``, which waits for the device
+        where there are any."""
+        if self.unread_ids is None:
+            return self
+        read = self.unread_ids.to("cpu", torch.int32).numpy()
+        token_ids = np.concatenate((read, self.token_ids[len(read) :]))
+        return replace(self, token_ids=token_ids, unread_ids=None)
 
     @classmethod
     def of_queries(
@@ -106,6 +126,53 @@ class StepInput:
             state_writes=writes,
             adapters=adapters,
             unread_ids=unread_ids,
+        )
+
+    @classmethod
+    def of_decodes(
+        cls,
+        token_ids: Sequence[int] | npt.NDArray[np.integer[Any]],
+        positions: Sequence[int],
+        block_table: Ints,
+        block_tokens: int,
+        *,
+        state_slots: tuple[Sequence[int], Sequence[int]] | None = None,
+        unread_ids: torch.Tensor | None = None,
+    ) -> StepInput:
+        """One token of each sequence, whose logits are all wanted."""
+        return cls.of_queries(
+            token_ids,
+            positions,
+            [1] * len(positions),
+            block_table,
+            block_tokens,
+            num_decodes=len(positions),
+            state_slots=state_slots,
+            unread_ids=unread_ids,
+        )
+
+    @classmethod
+    def of_sequence(
+        cls,
+        token_ids: Sequence[int] | npt.NDArray[np.integer[Any]],
+        block_tokens: int,
+        *,
+        start: int = 0,
+        logit_rows: slice = LAST_ROW,
+    ) -> StepInput:
+        """A prompt's tokens from position ``start`` on, in blocks 0, 1, 2, …, so that slots are
+        positions. Its state, where layers have one, is written where it was read."""
+        num_tokens = len(token_ids)
+        table = np.arange(num_blocks(start + num_tokens, block_tokens), dtype=np.int32)
+        return cls.of_queries(
+            token_ids,
+            [start],
+            [num_tokens],
+            table[None],
+            block_tokens,
+            num_decodes=0,
+            logit_rows=range(num_tokens)[logit_rows],
+            state_slots=([LONE_STATE if start else EMPTY_STATE], [LONE_STATE]),
         )
 
 

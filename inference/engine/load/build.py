@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import torch
-
 from inference.engine.adapters import Adapters
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
 from inference.engine.cache.prefix_disk import PrefixDisk
@@ -16,7 +14,6 @@ from inference.engine.executor import TensorExecutor
 from inference.engine.images.image_rows import ImageProcessor, ImageRows
 from inference.engine.load.memory.state_plan import wanted_slots
 from inference.engine.model_runner import ModelRunner
-from inference.engine.ranks.ranked_model import RankedModel
 from inference.engine.sampling.drawer_choice import choose_drawer
 from inference.engine.sampling.drawing import Drawer
 from inference.engine.sampling.grammars import GrammarCompiler
@@ -94,9 +91,7 @@ def build_engine(
         assert speculator is None and draft_model is None, "one origin of drafts"
         speculator = DraftModelSpeculator(following, kv_cache, draft_tokens)
         run_ahead = False  # a step follows the one before, whose tokens it has to know
-    # A model that ranks share sends its batches to other processes: out of the host's memory.
-    input_device = torch.device("cpu") if isinstance(model, RankedModel) else None
-    runner = ModelRunner(model, kv, adapters, images, following, input_device=input_device)
+    runner = ModelRunner(model, kv, adapters, images, following)
     executor = TensorExecutor(runner, sampler, model.device)
     if draft_model is not None:
         assert speculator is None, "one origin of drafts"

@@ -46,7 +46,7 @@ from inference.engine.ranks.messages import (
     decode_leader_message,
     encode,
 )
-from inference.engine.ranks.step_frames import batch_of, on_rank
+from inference.engine.ranks.step_frames import step_of
 from inference.engine.serving.channel import Channel
 from inference.environment import forget_secrets
 from inference.garbage import keep_imports
@@ -153,7 +153,7 @@ class Rank:
             return  # it was sent before the engine knew
         assert self._kv is not None, "it comes before the first step"
         try:
-            self._model.forward(on_rank(batch_of(step), self._model.device), self._kv)
+            self._model.forward(step_of(step), self._kv)
         except Exception as error:  # noqa: BLE001 -- the engine decides what becomes of it
             fault = recover(error, self._model.device.type)
             log.error("rank %d: a step raised (%s)", self._join.rank, type(fault).__name__)

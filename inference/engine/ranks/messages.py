@@ -43,17 +43,7 @@ class Array(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True):
-    first_row: int
-    last_row: int
-    start: int
-    end: int
-    block_ids: Array
-    state_read: int
-    state_write: int
-
-
-class StepPictures(msgspec.Struct, frozen=True, array_like=True):
+class ImageArrays(msgspec.Struct, frozen=True, array_like=True):
     rotary: Array
     row_ids: Array
     embeddings: Array | None
@@ -61,18 +51,13 @@ class StepPictures(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
-    """``inference.models.batch.Batch``, to be run over the newest ``NewKV``."""
+    """``inference.models.step_input.StepInput``, to be run over the newest ``NewKV``."""
 
-    token_ids: Array
-    positions: Array
-    slots: Array
-    block_ids: Array | None = None
-    spans: list[Span] = []
-    logit_rows: Array | None = None
-    state_reads: Array | None = None
-    state_writes: Array | None = None
-    pictures: StepPictures | None = None
-    decode_runs: tuple[int, ...] | None = None
+    arrays: dict[str, Array]
+    """By field."""
+    block_tokens: int
+    num_decodes: int
+    images: ImageArrays | None = None
 
 
 class Regroup(msgspec.Struct, frozen=True, kw_only=True, tag="regroup"):

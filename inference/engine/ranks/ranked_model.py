@@ -26,16 +26,16 @@ from inference.engine.faults.fault_classes import classify
 from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
 from inference.engine.ranks.followers import Followers
 from inference.engine.ranks.messages import Built, Measured, NewKV, RankMemory, Regroup, StepFailed
-from inference.engine.ranks.step_frames import on_rank, step_of
+from inference.engine.ranks.step_frames import message_of
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import PlainBackend
-from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.errors import UnsupportedAdapterError
 from inference.models.parallel.group import TorchRankGroup, file_store
+from inference.models.step_input import StepInput
 
 OTHERS_FAULT_S = 1.0
 """What another rank gets to say why it left. It says so before it leaves."""
@@ -100,13 +100,13 @@ class RankedModel(PlainBackend):
         """Raises ``UnsupportedAdapterError``."""
         raise UnsupportedAdapterError("a model that several devices share takes no adapters")
 
-    def forward(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
-        """Waits for the step. ``batch`` is in the host's memory, or on this rank's device. Raises
-        ``StepFault`` where another rank is at fault, else what this one raised."""
+    def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:
+        """Waits for the step. Raises ``StepFault`` where another rank is at fault, else what this
+        one raised."""
         assert kv is self._kv, "the other ranks have another one"
-        self.followers.send(step_of(batch))
+        self.followers.send(message_of(step))
         try:
-            logits = self._model.forward(on_rank(batch, self.device), kv)
+            logits = self._model.forward(step, kv)
             self._group.synchronize()
             if self._is_torn:
                 raise DistError("another rank has left the process group")

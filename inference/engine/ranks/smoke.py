@@ -25,10 +25,10 @@ from inference.engine.ranks.ranked_model import RankedModel
 from inference.loading.config.hub_config import read_directory_config
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel
-from inference.models.batch import Batch
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.registry import build_model
+from inference.models.step_input import ALL_ROWS, StepInput, block_table_of
 from inference.protocol.load import LoadSpec
 
 BLOCK_TOKENS = 32
@@ -135,11 +135,11 @@ def opened_model(spec: LoadSpec, folder: Path) -> Iterator[OpenedModel]:
 def logits_of(model: AnyModel) -> torch.Tensor:
     """The logits of a prompt's tokens and of one that decodes after it."""
     kv = model.new_kv(NUM_TOKENS // BLOCK_TOKENS + 1, BLOCK_TOKENS)
-    tokens = (torch.arange(NUM_TOKENS) * 37 % model.config.vocab_size).to(model.device)
-    prompt = Batch.of_sequence(tokens[:-1], BLOCK_TOKENS, logit_rows=slice(None))
-    last = torch.tensor([NUM_TOKENS - 1], device=model.device)
-    decode = Batch(tokens[-1:], last, last, torch.arange(2, device=model.device)[None])
-    logits = torch.cat([model.forward(batch, kv) for batch in (prompt, decode)])
+    tokens = [token * 37 % model.config.vocab_size for token in range(NUM_TOKENS)]
+    prompt = StepInput.of_sequence(tokens[:-1], BLOCK_TOKENS, logit_rows=ALL_ROWS)
+    blocks = block_table_of([[0, 1]])
+    decode = StepInput.of_decodes(tokens[-1:], [NUM_TOKENS - 1], blocks, BLOCK_TOKENS)
+    logits = torch.cat([model.forward(step, kv) for step in (prompt, decode)])
     return torch.log_softmax(logits, dim=-1).cpu()
 
 

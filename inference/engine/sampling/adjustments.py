@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from inference.engine.scheduling.sequence import Sequence
-from inference.engine.to_device import on_device
+from inference.models.to_device import on_device
 
 
 def add_bias(scores: torch.Tensor, sequences: list[Sequence]) -> None:

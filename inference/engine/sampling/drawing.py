@@ -15,9 +15,9 @@ import torch
 
 from inference.engine.sampling.filters import filter_among
 from inference.engine.sampling.row_pieces import row_pieces
-from inference.engine.to_device import column, on_device, rows_of
 from inference.models.backend import BackendSampler
 from inference.models.native.structs import Draw as NativeDraw
+from inference.models.to_device import column, on_device, rows_of
 from inference.protocol.sampling import SamplingParams
 
 Bits = npt.NDArray[np.uint8]

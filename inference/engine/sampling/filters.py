@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from inference.engine.to_device import column
+from inference.models.to_device import column
 from inference.protocol.sampling import SamplingParams
 
 TOP_CANDIDATES = 1024

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from inference.engine.scheduling.sequence import Sequence
-from inference.engine.to_device import on_device
+from inference.models.to_device import on_device
 from inference.protocol.sampling import SamplingParams
 
 

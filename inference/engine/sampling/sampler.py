@@ -33,7 +33,7 @@ from inference.engine.sampling.sampling_needs import (
 )
 from inference.engine.sampling.thinking import ThinkingBudget
 from inference.engine.scheduling.sequence import Sequence
-from inference.engine.to_device import HostCopy, on_device, read_back, rows_of
+from inference.models.to_device import HostCopy, on_device, read_back, rows_of
 from inference.protocol.sampling import TokenLogprob
 
 

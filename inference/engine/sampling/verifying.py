@@ -25,7 +25,7 @@ from inference.engine.sampling.sampler import Sampler, UnreadTokens
 from inference.engine.sampling.sampling_needs import is_special
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
-from inference.engine.to_device import rows_of
+from inference.models.to_device import rows_of
 from inference.protocol.sampling import TokenLogprob
 
 log = logging.getLogger(__name__)

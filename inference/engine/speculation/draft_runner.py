@@ -18,10 +18,9 @@ import torch
 
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.speculation.draft_model import DraftRow
-from inference.engine.step_batch import batch_on
-from inference.engine.to_device import read_back
 from inference.models.backend import AnyModel, KVStorage
 from inference.models.step_input import Ints, StepInput, block_table_of
+from inference.models.to_device import read_back
 
 
 class DraftRunner:
@@ -52,7 +51,7 @@ class DraftRunner:
             num_decodes=0,
             logit_rows=[end - start - 1],
         )
-        self._model.forward(batch_on(self._model.device, step), self._kv)
+        self._model.forward(step, self._kv)
 
     @torch.inference_mode()
     def draft(self, rows: Ordered[DraftRow]) -> list[list[int]]:
@@ -73,13 +72,11 @@ class DraftRunner:
         for depth in range(1, rows[0].length):
             going = [row.sequence for row in rows if row.length > depth]
             num_rows = len(going)
-            step = StepInput.of_queries(
+            step = StepInput.of_decodes(
                 [0] * num_rows,
                 [len(sequence.token_ids) + depth - 1 for sequence in going],
-                [1] * num_rows,
                 table[:num_rows],
                 self._kv.block_tokens,
-                num_decodes=num_rows,
                 unread_ids=found[-1][:num_rows],
             )
             found.append(self._likeliest(step))
@@ -101,7 +98,7 @@ class DraftRunner:
 
     def _likeliest(self, step: StepInput) -> torch.Tensor:
         """(num_logits,) int64 that the answering model has a row for."""
-        logits = self._model.forward(batch_on(self._model.device, step), self._kv)
+        logits = self._model.forward(step, self._kv)
         return logits[:, : self._vocab_size].argmax(dim=-1)
 
     def _ids(self, token_ids: list[int]) -> Ints:

@@ -20,10 +20,9 @@ import torch
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.speculation.draft_model import DraftRow
-from inference.engine.step_batch import batch_on
-from inference.engine.to_device import all_on_device, read_back
 from inference.models.predictor import Predictor
 from inference.models.step_input import StepInput, block_table_of
+from inference.models.to_device import all_on_device, read_back
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +65,8 @@ class PredictorRunner:
             rows = _FollowedRows(self._kept)
             rows.add_step(schedule)
             if rows.token_ids:
-                batch = batch_on(self._model.device, rows.step(self._kv.block_tokens))
-                self._predictor.forward(batch, rows.hidden(hidden), self._kv)
+                step = rows.step(self._kv.block_tokens)
+                self._predictor.forward(step, rows.hidden(hidden), self._kv)
             self._keep(schedule, hidden)
         except Exception:  # whatever an operator raises: answers need no drafts
             log.exception("the predictor failed and is left out from now on")
@@ -112,17 +111,14 @@ class PredictorRunner:
         for depth in range(rows[0].length):
             going = [row.sequence for row in rows if row.length > depth]
             count = len(going)
-            step = StepInput.of_queries(
+            step = StepInput.of_decodes(
                 [sequence.token_ids[-1] for sequence in going],
                 [len(sequence.token_ids) - 2 + depth for sequence in going],
-                [1] * count,
                 table[:count],
                 self._kv.block_tokens,
-                num_decodes=count,
                 unread_ids=found[-1][:count] if found else None,
             )
-            batch = batch_on(self._model.device, step)
-            hidden = self._predictor.forward(batch, hidden[:count], self._kv)
+            hidden = self._predictor.forward(step, hidden[:count], self._kv)
             found.append(self._predictor.logits(hidden).argmax(dim=-1))
         return found
 

@@ -22,6 +22,8 @@ from inference.models.layers.attention import Attention, TorchAttention
 from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.layers.pointwise import Pointwise, TorchPointwise
 from inference.models.layers.rotation import AttentionWeights, RotationFactory, torch_rotation
+from inference.models.step_batch import batch_on
+from inference.models.step_input import StepInput
 
 if TYPE_CHECKING:
     from inference.models.cuda.attention import TritonAttention
@@ -235,12 +237,11 @@ def _attend_both(
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """(TRIAL_TOKENS + 1, features): the prompt's rows, then the last again as a decode row."""
-    positions = torch.arange(TRIAL_TOKENS, device=queries.device)
-    block_ids = torch.arange(-(-TRIAL_TOKENS // TRIAL_BLOCK_TOKENS), device=queries.device)
-    prompt = Batch.of_sequence(positions, TRIAL_BLOCK_TOKENS)
-    last = positions[-1:]
-    row = Batch(last, last, last, block_ids.unsqueeze(0))
-    prefill = attention.for_prefill(prompt, TRIAL_BLOCK_TOKENS)
+    prompt = StepInput.of_sequence(range(TRIAL_TOKENS), TRIAL_BLOCK_TOKENS)
+    last = [TRIAL_TOKENS - 1]
+    row = StepInput.of_decodes(last, last, prompt.block_table, TRIAL_BLOCK_TOKENS)
+    prompts, rows = (batch_on(queries.device, step) for step in (prompt, row))
+    prefill = attention.for_prefill(prompts, TRIAL_BLOCK_TOKENS)
     prefilled = prefill(queries, keys, values, layer, sinks)
-    decoded = attention.for_decode(row, TRIAL_BLOCK_TOKENS)(queries[-1:], layer, sinks)
+    decoded = attention.for_decode(rows, TRIAL_BLOCK_TOKENS)(queries[-1:], layer, sinks)
     return torch.cat([prefilled, decoded])

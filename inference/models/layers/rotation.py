@@ -78,9 +78,9 @@ def torch_rotation(config: ModelConfig, rope: RopeTable, batch: Batch) -> Rotati
 
 
 def _angles(rope: RopeTable, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    if batch.pictures is None:
+    if batch.images is None:
         return rope.at(batch.positions)
-    return rope.at_places(batch.pictures.rotary)
+    return rope.at_places(batch.images.rotary)
 
 
 def _split(

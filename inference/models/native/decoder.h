@@ -30,9 +30,10 @@ class Decoder {
 
   // Throws std::bad_alloc, and std::out_of_range for token ids outside the vocabulary, before anything
   // is computed.
-  void forward(const Batch& batch) {
+  void forward(Batch batch) {
     check_token_ids(batch);
     reserve(batch);
+    number_sequences(batch);
     team_.run([&](int member) {
       if (m_.kv_format == kKVInt8) forward_member<Int8KV>(batch, member);
       else if (m_.kv_format == kKVBfloat16) forward_member<ElementKV<uint16_t>>(batch, member);
@@ -74,10 +75,18 @@ class Decoder {
         throw std::out_of_range("a token id is outside the vocabulary");
   }
 
+  void number_sequences(Batch& batch) {
+    for (int i = 0; i < batch.num_sequences; i++)
+      std::fill(sequences_.begin() + batch.query_start[i],
+                sequences_.begin() + batch.query_start[i + 1], i);
+    batch.sequences = sequences_.data();
+  }
+
   // All that a forward pass allocates: what its members would throw, nobody could catch.
   void reserve(const Batch& batch) {
     const int num_rows = batch.num_rows, num_logit_rows = batch.num_logit_rows;
     buffers_.reserve(m_, num_rows);
+    sequences_.resize(num_rows);
     block_rows_ = rows_of_block(num_rows);
     const int most_rows = block_rows_ > 0 ? std::max(block_rows_, num_logit_rows) : num_rows;
     const int inner_width = batch.adapters ? batch.inner_width : 0;
@@ -186,9 +195,9 @@ class Decoder {
     wanted_ = batch;
     const int n = wanted_.num_rows = batch.num_logit_rows;
     bool are_all = n == batch.num_rows;
-    for (int i = 0; i < n; i++) are_all &= batch.logit_rows[i] == i;
+    for (int i = 0; batch.logit_rows && i < n; i++) are_all &= batch.logit_rows[i] == i;
     if (are_all) return;
-    wanted_.pictures = nullptr;  // they are in the rows
+    wanted_.images = nullptr;  // they are in the rows
     pick_rows(batch.positions, batch.logit_rows, n, 1, wanted_positions_);
     pick_rows(batch.sequences, batch.logit_rows, n, 1, wanted_sequences_);
     wanted_.positions = wanted_positions_.data();
@@ -200,7 +209,7 @@ class Decoder {
   }
 
   template <typename T>
-  static void pick_rows(const T* from, const int64_t* rows, int count, int width,
+  static void pick_rows(const T* from, const int32_t* rows, int count, int width,
                         std::vector<T>& to) {
     to.resize(int64_t(count) * width);
     for (int i = 0; i < count; i++)
@@ -216,7 +225,7 @@ class Decoder {
   Wavefront wavefront_;
   Turns turns_;
   Batch wanted_{};
-  std::vector<int64_t> wanted_positions_, wanted_sequences_;
+  std::vector<int32_t> sequences_, wanted_positions_, wanted_sequences_;
   std::vector<float> picked_;
 };
 

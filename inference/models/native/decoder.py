@@ -1,7 +1,7 @@
 """One native decoder: one call of the C side per forward pass.
 
 Owns the packed weights (kept alive for as long as the C side points at them). The KV cache and
-the batch are the caller's tensors; the call releases the interpreter lock while it runs.
+the step are the caller's; the call releases the interpreter lock while it runs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ import torch
 
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import Activation, ModelConfig, NormKind
-from inference.models.native.adapters import NativeAdapter, adapter_pointers
+from inference.models.native.adapters import adapter_pointers
 from inference.models.native.checked_weights import WeightCheck
+from inference.models.native.images import NativeImages
 from inference.models.native.layers import NativeLayer, NativeNorm, layer_structs, norm_struct
 from inference.models.native.packing import PackedLinear
-from inference.models.native.pictures import NativePictures
-from inference.models.native.structs import CBatch, CModel, Draw, linear_struct, pointer
+from inference.models.native.structs import (
+    CBatch,
+    CModel,
+    Draw,
+    address,
+    linear_struct,
+    pointer,
+)
+from inference.models.step_input import StepInput
 
 KV_FORMATS: dict[KVFormat, int] = {"fp32": 0, "bf16": 1, "int8": 2}
 """``KVFormat`` of model.h."""
@@ -43,14 +51,6 @@ class States:
 
     conv: torch.Tensor
     recurrent: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class StateSlots:
-    """(num_sequences,) int64 each: where a step finds a sequence's state, and leaves the next."""
-
-    reads: torch.Tensor
-    writes: torch.Tensor
 
 
 class NativeDecoder:
@@ -127,40 +127,38 @@ class NativeDecoder:
 
     def forward(
         self,
+        step: StepInput,
         *,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        sequences: torch.Tensor,
-        block_tables: torch.Tensor,
-        logit_rows: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
         states: States | None = None,
-        state_slots: StateSlots | None = None,
-        adapters: Sequence[NativeAdapter | None] | None = None,
-        pictures: NativePictures | None = None,
+        images: NativeImages | None = None,
     ) -> torch.Tensor:
-        """Runs rows through the model, writes their keys and values, returns float32 logits
-        (num_logit_rows, vocab_size).
+        """Runs a step's rows through the model, writes their keys and values, returns float32
+        logits (num_logits, vocab_size).
 
-        Indices are int64: ``token_ids``, ``positions`` and ``sequences`` (num_rows,), rows of a
-        sequence consecutive and in order of position; ``block_tables`` (num_sequences, n);
-        ``logit_rows`` (num_logit_rows,). ``keys`` and ``values``: (layers with attention,
-        num_blocks, num_kv_heads, ``kv_region_bytes``) bytes, contiguous; written to, as ``states``
-        are where layers keep any. ``adapters``: of each sequence. Raises ``MemoryError``, and
-        ``IndexError`` for token ids outside the vocabulary, having written nothing.
+        ``keys`` and ``values``: (layers with attention, num_blocks, num_kv_heads,
+        ``kv_region_bytes``) bytes, contiguous; written to, as ``states`` are where layers keep any.
+        ``images``: what ``step.images`` are here. Raises ``MemoryError``, and ``IndexError``
+        for token ids outside the vocabulary, having written nothing.
         """
-        logits = torch.empty(logit_rows.shape[0], self._vocab_size)
-        pointers, inner_width = (None, 0) if adapters is None else adapter_pointers(adapters)
+        step = step.with_all_ids()
+        num_rows, table = len(step.token_ids), step.block_table
+        num_logits = num_rows if step.logit_rows is None else len(step.logit_rows)
+        logits = torch.empty(num_logits, self._vocab_size)
+        pointers, inner_width = None, 0
+        if step.adapters is not None:
+            pointers, inner_width = adapter_pointers(step.adapters)
         batch = CBatch(
-            num_rows=token_ids.shape[0],
-            num_logit_rows=logit_rows.shape[0],
-            table_stride=block_tables.shape[1],
-            token_ids=pointer(token_ids, torch.int64),
-            positions=pointer(positions, torch.int64),
-            sequences=pointer(sequences, torch.int64),
-            block_tables=pointer(block_tables, torch.int64),
-            logit_rows=pointer(logit_rows, torch.int64),
+            num_rows=num_rows,
+            num_sequences=len(step.context_lens),
+            num_logit_rows=num_logits,
+            table_stride=table.strides[0] // table.itemsize,
+            token_ids=address(step.token_ids),
+            positions=address(step.positions),
+            query_start=address(step.query_start),
+            block_table=address(table, has_contiguous_rows=True),
+            logit_rows=address(step.logit_rows),
             keys=keys.data_ptr(),
             values=values.data_ptr(),
             num_blocks=keys.shape[1],
@@ -168,14 +166,15 @@ class NativeDecoder:
             adapters=None if pointers is None else ctypes.addressof(pointers),
             inner_width=inner_width,
         )
-        if states is not None and state_slots is not None:
-            batch.state_reads = pointer(state_slots.reads, torch.int64)
-            batch.state_writes = pointer(state_slots.writes, torch.int64)
+        if states is not None:
+            assert step.state_reads is not None, "a step of layers with states names their slots"
+            batch.state_reads = address(step.state_reads)
+            batch.state_writes = address(step.state_writes)
             batch.conv_states = pointer(states.conv, torch.float32)
             batch.states = pointer(states.recurrent, torch.float32)
             batch.num_state_slots = states.recurrent.shape[1]
-        if pictures is not None:
-            batch.pictures = ctypes.pointer(pictures.struct())
+        if images is not None:
+            batch.images = ctypes.pointer(images.struct())
         _check(self._library.helexa_decoder_forward(self._decoder, ctypes.byref(batch)))
         return logits
 

@@ -183,8 +183,8 @@ struct Model {
   bool ends_with_state() const { return num_layers > 0 && layers[num_layers - 1].has_state(); }
 };
 
-// Of a step in which sequences with pictures have a part.
-struct Pictures {
+// Of a step in which sequences with images have a part.
+struct Images {
   const float* cosines;     // (num_rows, rotary_dim / 2) what rows are rotated by, instead of by position
   const float* sines;
   const int64_t* pictured;  // (num_rows,) which of the rows below it is; below 0: its token's own
@@ -201,25 +201,27 @@ struct StateSlots {
 
 struct Batch {
   int32_t num_rows;
+  int32_t num_sequences;
   int32_t num_logit_rows;
   int32_t table_stride;
-  const int64_t* token_ids;    // (num_rows,)
-  const int64_t* positions;    // (num_rows,)
-  const int64_t* sequences;    // (num_rows,) row of block_tables; a sequence's rows in order
-  const int64_t* block_tables; // (num_sequences, table_stride)
-  const int64_t* logit_rows;   // (num_logit_rows,) rows whose next token is wanted
+  const int32_t* token_ids;    // (num_rows,)
+  const int32_t* positions;    // (num_rows,)
+  const int32_t* query_start;  // (num_sequences + 1,) first row of each, in order of position; num_rows
+  const int32_t* block_table;  // (num_sequences, table_stride)
+  const int32_t* logit_rows;   // (num_logit_rows,) rows whose next token is wanted; null: all
   uint8_t* keys;               // (layers with attention, num_blocks, num_kv_heads, region_bytes)
   uint8_t* values;             // the same
   int64_t num_blocks;
-  const int64_t* state_reads;  // (num_sequences,) slots of the states before, where layers keep any
-  const int64_t* state_writes; // and after these rows
+  const int32_t* state_reads;  // (num_sequences,) slots of the states before, where layers keep any
+  const int32_t* state_writes; // and after these rows
   float* conv_states;          // (layers with states, num_state_slots, conv_floats())
   float* states;               // (…, num_state_slots, num_value_heads, head_floats())
   int64_t num_state_slots;
   float* logits;               // (num_logit_rows, vocab_size)
   const Adapter* const* adapters;  // (num_sequences,) null where it has none; null: nobody has one
   int32_t inner_width;         // the most of any of them
-  const Pictures* pictures;    // null: no sequence has any
+  const Images* images;    // null: no sequence has any
+  const int32_t* sequences;    // (num_rows,) which each row is of; the decoder's own
 
   // Of the sequence that row `first` is of, whose rows before in this step have left their states.
   StateSlots state_slots(int first) const {
@@ -228,7 +230,7 @@ struct Batch {
     return {continues ? to : state_reads[sequences[first]], to};
   }
   int64_t block_of(int row, int position) const {
-    return block_tables[sequences[row] * table_stride + position / kBlockTokens];
+    return block_table[int64_t(sequences[row]) * table_stride + position / kBlockTokens];
   }
 };
 

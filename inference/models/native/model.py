@@ -14,13 +14,13 @@ import torch
 
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import PlainBackend
-from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.layout import cache_layout
 from inference.models.config import ATTENTION_KINDS, ModelConfig
 from inference.models.layers.rope import check_positions, growth_table, rope_table
 from inference.models.native.adapters import LowRankFormat, NativeAdapter, native_adapter
-from inference.models.native.decoder import NativeDecoder, States, StateSlots
+from inference.models.native.decoder import NativeDecoder, States
+from inference.models.native.images import NativeImages, native_images
 from inference.models.native.load_layer import (
     in_order_of_layers,
     load_layer,
@@ -29,7 +29,7 @@ from inference.models.native.load_layer import (
     stacked_names,
 )
 from inference.models.native.packing import Format, pack
-from inference.models.native.pictures import NativePictures, native_pictures
+from inference.models.step_input import StepInput
 from inference.models.vision.tower import VisionTower
 from inference.models.weights.untouched import untouched_zeros
 from inference.models.weights.weight_source import WeightSource
@@ -72,7 +72,7 @@ class NativeModel(PlainBackend):
         tables = {kind: rope_table(config, context_tokens, self.device, kind) for kind in kinds}
         angles = {kind: native_angles(table) for kind, table in tables.items()}
         self._rope = tables.get("attention")
-        """Of a model that is given pictures."""
+        """Of a model that is given images."""
         self.tower = None if config.vision is None else VisionTower(config.vision, weights)
         self._num_positions = min(
             (table.num_positions for table in tables.values()), default=context_tokens
@@ -133,30 +133,19 @@ class NativeModel(PlainBackend):
         shapes = (*slots, *shape.conv_shape), (*slots, *shape.recurrent_shape)
         return States(*(untouched_zeros(shape, torch.float32, self.device) for shape in shapes))
 
-    def forward(self, batch: Batch, kv: NativeKV) -> torch.Tensor:
-        """Write the rows' keys and values, return the logits of ``batch.logit_rows``:
-        (num_logit_rows, vocab_size) float32. Raises ``PositionError``."""
-        check_positions(batch.end(kv.block_tokens), self._num_positions)
-        rows = torch.arange(batch.token_ids.shape[0])
+    def forward(self, step: StepInput, kv: NativeKV) -> torch.Tensor:
+        """Write the rows' keys and values, return the logits of ``step.logit_rows``:
+        (num_logits, vocab_size) float32. Raises ``PositionError``."""
+        check_positions(step.longest_context, self._num_positions)
         return self.decoder.forward(
-            token_ids=batch.token_ids,
-            positions=batch.positions,
-            sequences=rows if not batch.spans and batch.decode_runs is None else _sequences(batch),
-            block_tables=_block_tables(batch) if batch.spans else batch.decode_blocks.contiguous(),
-            logit_rows=rows if batch.logit_rows is None else batch.logit_rows,
-            keys=kv.keys,
-            values=kv.values,
-            states=kv.states,
-            state_slots=None if kv.states is None else _state_slots(batch),
-            adapters=batch.adapters,
-            pictures=self._pictures(batch),
+            step, keys=kv.keys, values=kv.values, states=kv.states, images=self._images(step)
         )
 
-    def _pictures(self, batch: Batch) -> NativePictures | None:
-        if batch.pictures is None:
+    def _images(self, step: StepInput) -> NativeImages | None:
+        if step.images is None:
             return None
         assert self._rope is not None, "such models attend"
-        return native_pictures(batch.pictures, self._rope)
+        return native_images(step.images, self._rope)
 
     def prepare_adapter(self, weights: AdapterWeights) -> NativeAdapter:
         """Exactly as its files hold it beside dense weights, in 8 bits beside packed ones: what it
@@ -169,32 +158,3 @@ class NativeModel(PlainBackend):
             format = LowRankFormat.BFLOAT16
         ordered = in_order_of_layers(self.config, weights)
         return native_adapter(ordered, self._stacked, format=format)
-
-
-def _state_slots(batch: Batch) -> StateSlots:
-    """Of the sequences in the order of ``_sequences``."""
-    reads = torch.tensor([span.state_read for span in batch.spans], dtype=torch.int64)
-    writes = torch.tensor([span.state_write for span in batch.spans], dtype=torch.int64)
-    if batch.state_reads is None or batch.state_writes is None:
-        return StateSlots(reads, writes)
-    return StateSlots(
-        torch.cat((batch.state_reads, reads)), torch.cat((batch.state_writes, writes))
-    )
-
-
-def _sequences(batch: Batch) -> torch.Tensor:
-    """(num_rows,) numbers of the sequences that rows belong to: those that decode, then spans."""
-    numbers, lengths = list(range(batch.num_decodes)), [1] * batch.num_decodes
-    if batch.decode_runs is not None:  # that of their first rows
-        numbers, lengths = list(batch.first_decodes), list(batch.decode_runs)
-    numbers += range(batch.num_decodes, batch.num_decodes + len(batch.spans))
-    lengths += [span.last_row - span.first_row for span in batch.spans]
-    return torch.tensor(numbers).repeat_interleave(torch.tensor(lengths))
-
-
-def _block_tables(batch: Batch) -> torch.Tensor:
-    """(num_sequences, n) in the same order, filled up with zeros."""
-    tables = [span.block_ids for span in batch.spans]
-    if batch.block_ids is not None:
-        tables = [*batch.block_ids.unbind(), *tables]
-    return torch.nn.utils.rnn.pad_sequence(tables, batch_first=True)

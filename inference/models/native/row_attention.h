@@ -40,10 +40,10 @@ class RowAttention {
       rms_norm_row(keys, key_norm, m_.kv_width(), m_.norm_eps, keys);
       query_norm = key_norm = nullptr;
     }
-    const Pictures* pictures = batch_.pictures;
-    const int64_t at = int64_t(pictures ? row : position) * (layer_.rotary_dim / 2);
-    const float* cosine = (pictures ? pictures->cosines : layer_.cosines) + at;
-    const float* sine = (pictures ? pictures->sines : layer_.sines) + at;
+    const Images* images = batch_.images;
+    const int64_t at = int64_t(images ? row : position) * (layer_.rotary_dim / 2);
+    const float* cosine = (images ? images->cosines : layer_.cosines) + at;
+    const float* sine = (images ? images->sines : layer_.sines) + at;
     for (int h = 0; h < m_.num_heads; h++) rotate(query_norm, cosine, sine, query + h * m_.head_dim);
     for (int h = 0; h < m_.num_kv_heads; h++) {
       float* key = query + m_.query_width() + h * m_.head_dim;

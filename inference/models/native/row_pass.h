@@ -84,21 +84,21 @@ class RowPass {
       if (pictured < 0) {
         embed_row(int(batch_.token_ids[first_ + row]), hidden(row));
       } else {
-        std::copy_n(batch_.pictures->embeddings + pictured * m_.hidden_size, m_.hidden_size,
+        std::copy_n(batch_.images->embeddings + pictured * m_.hidden_size, m_.hidden_size,
                     hidden(row));
       }
     }
     crew_.barrier();
   }
 
-  // Which of the pictures' rows it is; below 0: none.
+  // Which of the images' rows it is; below 0: none.
   int64_t pictured_row(int row) const {
-    return batch_.pictures ? batch_.pictures->pictured[first_ + row] : -1;
+    return batch_.images ? batch_.images->pictured[first_ + row] : -1;
   }
 
-  // What pictures add to their rows after one of the first layers.
+  // What images add to their rows after one of the first layers.
   void add_deepstack(int layer) {
-    const Pictures* p = batch_.pictures;
+    const Images* p = batch_.images;
     if (!p || layer >= p->num_deepstack) return;
     const float* added = p->deepstack + int64_t(layer) * p->num_pictured * m_.hidden_size;
     const Share rows = crew_.share(num_rows_);

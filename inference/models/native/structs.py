@@ -8,9 +8,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from inference.models.native.packing import SUPER_BLOCK_FORMATS, Format, PackedLinear
+from inference.models.step_input import Ints
 from inference.models.weights.stored import GROUP_FEATURES, SUPER_BLOCK_FEATURES
 
 MAX_PARTS = 4
@@ -154,7 +156,7 @@ class CModel(ctypes.Structure):
     ]
 
 
-class CPictures(ctypes.Structure):
+class CImages(ctypes.Structure):
     _fields_ = [
         ("cosines", ctypes.c_void_p),
         ("sines", ctypes.c_void_p),
@@ -169,12 +171,13 @@ class CPictures(ctypes.Structure):
 class CBatch(ctypes.Structure):
     _fields_ = [
         ("num_rows", ctypes.c_int32),
+        ("num_sequences", ctypes.c_int32),
         ("num_logit_rows", ctypes.c_int32),
         ("table_stride", ctypes.c_int32),
         ("token_ids", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
-        ("sequences", ctypes.c_void_p),
-        ("block_tables", ctypes.c_void_p),
+        ("query_start", ctypes.c_void_p),
+        ("block_table", ctypes.c_void_p),
         ("logit_rows", ctypes.c_void_p),
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
@@ -187,7 +190,8 @@ class CBatch(ctypes.Structure):
         ("logits", ctypes.c_void_p),
         ("adapters", ctypes.c_void_p),
         ("inner_width", ctypes.c_int32),
-        ("pictures", ctypes.POINTER(CPictures)),
+        ("images", ctypes.POINTER(CImages)),
+        ("sequences", ctypes.c_void_p),
     ]
 
 
@@ -239,3 +243,14 @@ def pointer(tensor: torch.Tensor | None, dtype: torch.dtype) -> int | None:
         return None
     assert tensor.dtype == dtype and tensor.is_contiguous() and tensor.device.type == "cpu"
     return tensor.data_ptr()
+
+
+def address(array: Ints | None, *, has_contiguous_rows: bool = False) -> int | None:
+    """Of a step's array, checked likewise. ``has_contiguous_rows``: that is enough, as the C side
+    gets the stride from one to the next."""
+    if array is None:
+        return None
+    dense = array[0] if has_contiguous_rows else array
+    assert array.dtype == np.int32 and dense.flags.c_contiguous
+    found: int = array.__array_interface__["data"][0]
+    return found

@@ -18,6 +18,8 @@ from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.families.foreign_types import ROW_BY_ROW_TYPES
 from inference.models.layers.rope import POSITIONS_MULTIPLE, check_positions
+from inference.models.step_batch import batch_on
+from inference.models.step_input import StepInput
 from inference.models.transformers_backend.hub_module import load_module, no_adapters
 from inference.models.transformers_backend.learning import accepted, learn, with_learnt
 from inference.models.transformers_backend.own_states import own_states_of
@@ -65,11 +67,12 @@ class CachedModel(PlainBackend):
         raise no_adapters(self.config)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv: ModuleStorage) -> torch.Tensor:
+    def forward(self, step: StepInput, kv: ModuleStorage) -> torch.Tensor:
         """Raises ``PositionError``."""
-        check_positions(batch.end(kv.block_tokens), self._num_positions)
+        check_positions(step.longest_context, self._num_positions)
+        batch = batch_on(self.device, step)
         num_rows = len(batch.token_ids)
-        wanted = range(num_rows) if batch.logit_rows is None else batch.logit_rows.tolist()
+        wanted = range(num_rows) if step.logit_rows is None else step.logit_rows.tolist()
         logits = torch.empty(
             (len(wanted), self.config.vocab_size), dtype=torch.float32, device=self.device
         )

@@ -14,12 +14,13 @@ import torch
 
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import PlainBackend
-from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsupportedModuleError
 from inference.models.layers.rope import POSITIONS_MULTIPLE, check_positions
+from inference.models.step_batch import batch_on
+from inference.models.step_input import StepInput
 from inference.models.transformers_backend.attention import (
     LAYER,
     PAGED,
@@ -79,10 +80,11 @@ class ForeignModel(PlainBackend):
         raise no_adapters(self.config)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
+    def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:
         """All rows as one row of transformers': nothing but attention looks from one to another.
         Raises ``PositionError``."""
-        check_positions(batch.end(kv.block_tokens), self._num_positions)
+        check_positions(step.longest_context, self._num_positions)
+        batch = batch_on(self.device, step)
         rows = batch.logit_rows
         kept = {"logits_to_keep": rows} if self._keeps_logits and rows is not None else {}
         self._current.step = ForeignStep(batch, kv, self.dtype)

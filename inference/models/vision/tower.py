@@ -39,6 +39,10 @@ class PictureRows:
             tuple(rows[first:last].clone() for rows in self.deepstack),
         )
 
+    def on(self, device: torch.device) -> PictureRows:
+        deepstack = tuple(rows.to(device) for rows in self.deepstack)
+        return PictureRows(self.embeddings.to(device), deepstack)
+
     @classmethod
     def joined(cls, parts: list[PictureRows]) -> PictureRows:
         """One after the other."""

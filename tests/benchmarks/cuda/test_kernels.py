@@ -80,9 +80,9 @@ def test_random_weights_make_a_model_and_the_floor_counts_them(
     weights = step.RandomWeights(config, weight_format, device)
     model = DecoderModel(config, weights, config.max_positions, "bf16")
     kv = model.new_kv(4, step.BLOCK_TOKENS)
-    batch = step.decode_batch(2, 2, device)
-    assert bool(model.forward(batch, kv).isfinite().all())
-    prompt = step.prefill_batch(64, device)
+    decode = step.decode_step(2, 2)
+    assert bool(model.forward(decode, kv).isfinite().all())
+    prompt = step.prefill_step(64)
     assert model.forward(prompt, kv).shape == (1, config.vocab_size)
     held = [weights.linear(f"layer.{name}").out_features for name in ("q_proj", "o_proj")]
     assert held == [config.num_heads * config.head_dim, config.hidden_size]

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel
-from inference.models.batch import ALL_ROWS, Batch
 from inference.models.native.build import find_compiler
 from inference.models.registry import build_fastest_model, build_model
+from inference.models.step_input import ALL_ROWS, StepInput
 from inference.models.weights.dense import DenseWeights
 from inference.protocol.load import LoadSpec
 from tests.inference.loading.conftest import (
@@ -94,9 +94,8 @@ def _values(tensor: gguf.ReaderTensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def logits(model: AnyModel) -> torch.Tensor:
-    ids = torch.arange(3, 43)
-    batch = Batch.of_sequence(ids, BLOCK_TOKENS, logit_rows=ALL_ROWS)
-    return model.forward(batch, model.new_kv(2, BLOCK_TOKENS))
+    step = StepInput.of_sequence(range(3, 43), BLOCK_TOKENS, logit_rows=ALL_ROWS)
+    return model.forward(step, model.new_kv(2, BLOCK_TOKENS))
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 
@@ -24,6 +26,7 @@ from inference.models.weights.stored import (
     StoredWeight,
     SuperBlockWeight,
 )
+from tests.inference.models.steps import step_of
 
 HIDDEN, INTERMEDIATE, VOCAB_SIZE, HEAD_DIM = 256, 512, 50, 64
 NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, BLOCK_TOKENS = 4, 2, 2, 32
@@ -165,9 +168,8 @@ class Sequences:
     def __init__(self, native: NativeDecoder, num_sequences: int) -> None:
         self._native = native
         self._lengths = [0] * num_sequences
-        blocks_each = CONFIG.max_positions // BLOCK_TOKENS
-        num_blocks = num_sequences * blocks_each
-        self._block_tables = torch.arange(num_blocks).view(num_sequences, blocks_each)
+        self._blocks_each = CONFIG.max_positions // BLOCK_TOKENS
+        num_blocks = num_sequences * self._blocks_each
         shape = (NUM_LAYERS, num_blocks, NUM_KV_HEADS, HEAD_DIM * BLOCK_TOKENS)
         self._keys, self._values = torch.zeros(shape), torch.zeros(shape)
 
@@ -180,17 +182,21 @@ class Sequences:
         for sequence in sequences:
             positions.append(self._lengths[sequence])
             self._lengths[sequence] += 1
-        if logit_rows is None:
-            logit_rows = list(range(len(token_ids)))
-        return self._native.forward(
-            token_ids=torch.tensor(token_ids),
-            positions=torch.tensor(positions),
-            sequences=torch.tensor(sequences),
-            block_tables=self._block_tables,
-            logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
-            keys=self._keys,
-            values=self._values,
-        )
+        queries = [
+            ([token_ids[row] for row in rows], positions[rows[0]], self._blocks(sequence))
+            for sequence, rows in _rows_of(sequences)
+        ]
+        step = step_of(*queries, block_tokens=BLOCK_TOKENS, logit_rows=logit_rows)
+        return self._native.forward(step, keys=self._keys, values=self._values)
+
+    def _blocks(self, sequence: int) -> range:
+        return range(sequence * self._blocks_each, (sequence + 1) * self._blocks_each)
+
+
+def _rows_of(sequences: list[int]) -> list[tuple[int, list[int]]]:
+    """Of each sequence, whose rows follow one another."""
+    groups = groupby(enumerate(sequences), key=itemgetter(1))
+    return [(sequence, [row for row, _ in rows]) for sequence, rows in groups]
 
 
 def run(native: NativeDecoder, token_ids: list[int], sequences: list[int]) -> torch.Tensor:

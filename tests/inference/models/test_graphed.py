@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
-from inference.models.batch import Batch
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.cuda.capture import CudaCapture
 from inference.models.graphed import GraphedDecoder, Replay, row_buckets
+from inference.models.step_input import StepInput
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 
 NUM_BLOCKS, BLOCK_TOKENS = 16, 8
@@ -44,18 +45,19 @@ class FakeCapture:
         return replay
 
 
-def batch_of(num_rows: int, num_columns: int, seed: int, device: torch.device) -> Batch:
-    """Rows of different lengths, each in blocks of its own as far as they reach."""
+def decodes(num_rows: int, num_columns: int, seed: int = 0) -> StepInput:
+    """Rows of different lengths, each in blocks of its own as far as they reach; the first as far
+    as it may."""
     generator = torch.Generator().manual_seed(seed)
     positions = torch.randint(0, num_columns * BLOCK_TOKENS, (num_rows,), generator=generator)
-    ids = torch.randperm(NUM_BLOCKS, generator=generator)[: num_rows * num_columns]
-    block_ids = ids.view(num_rows, num_columns)
-    own = block_ids.gather(1, (positions // BLOCK_TOKENS)[:, None]).squeeze(1)
-    return Batch(
-        token_ids=torch.randint(0, CONFIG.vocab_size, (num_rows,), generator=generator).to(device),
-        positions=positions.to(device),
-        slots=(own * BLOCK_TOKENS + positions % BLOCK_TOKENS).to(device),
-        block_ids=block_ids.to(device),
+    positions[0] = num_columns * BLOCK_TOKENS - 1
+    blocks = torch.randperm(NUM_BLOCKS, generator=generator)[: num_rows * num_columns]
+    token_ids = torch.randint(0, CONFIG.vocab_size, (num_rows,), generator=generator)
+    return StepInput.of_decodes(
+        token_ids.tolist(),
+        positions.tolist(),
+        blocks.view(num_rows, num_columns).int().numpy(),
+        BLOCK_TOKENS,
     )
 
 
@@ -77,9 +79,9 @@ def test_a_captured_step_computes_what_the_model_does(device_name: str) -> None:
     graphed.capture(ours, max_rows=6, context_tokens=30)
     filled(ours)
     for seed, (num_rows, num_columns) in enumerate([(3, 4), (1, 2), (6, 1), (2, 4), (5, 3)]):
-        batch = batch_of(num_rows, num_columns, seed, device)
-        logits = graphed.forward(batch, ours)
-        wanted = model.forward(batch, theirs)
+        step = decodes(num_rows, num_columns, seed)
+        logits = graphed.forward(step, ours)
+        wanted = model.forward(step, theirs)
         assert logits.shape == wanted.shape
         assert torch.allclose(logits, wanted, atol=1e-4)
     for written, expected in zip(ours.layers, theirs.layers, strict=True):
@@ -96,14 +98,14 @@ def test_rows_that_fill_a_step_up_change_nothing_whatever_they_read() -> None:
     ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))
     graphed.capture(ours, max_rows=6, context_tokens=30)
     filled(ours)
-    batch = batch_of(3, 4, 0, CPU)
-    used = batch.block_ids.flatten()
+    step = decodes(3, 4)
+    used = step.block_table.flatten()
     others = [block for block in range(NUM_BLOCKS + 1) if block not in used]
     assert others
     for layer in ours.layers:
         layer.entries.view(-1, BLOCK_TOKENS, *layer.entries.shape[1:])[others] = float("nan")
     graphed._steps._buffers.inputs.block_ids.fill_(others[0])  # type: ignore[union-attr]
-    assert torch.allclose(graphed.forward(batch, ours), model.forward(batch, theirs), atol=1e-4)
+    assert torch.allclose(graphed.forward(step, ours), model.forward(step, theirs), atol=1e-4)
 
 
 @torch.inference_mode()
@@ -113,7 +115,7 @@ def test_the_smallest_step_that_holds_the_rows_runs() -> None:
     kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
     graphed.capture(kv, max_rows=6, context_tokens=16)
     for num_rows in (1, 2, 3, 4, 5, 6):
-        graphed.forward(batch_of(num_rows, 1, 0, CPU), kv)
+        graphed.forward(decodes(num_rows, 1), kv)
     largest_first = [6, 4, 2, 1]
     assert [largest_first[index] for index in capture.replayed] == [1, 2, 4, 4, 6, 6]
 
@@ -124,9 +126,9 @@ def test_a_captured_step_gives_the_logits_that_are_wanted() -> None:
     graphed = GraphedDecoder(tiny_model(CPU), capture)
     kv = filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS))
     graphed.capture(kv, max_rows=4, context_tokens=16)
-    batch = batch_of(4, 2, 0, CPU)
-    every = graphed.forward(batch, kv).clone()
-    some = graphed.forward(replace(batch, logit_rows=torch.tensor([3, 1])), kv)
+    step = decodes(4, 2)
+    every = graphed.forward(step, kv).clone()
+    some = graphed.forward(replace(step, logit_rows=np.array([3, 1], dtype=np.int32)), kv)
     assert len(capture.replayed) == 2
     assert torch.equal(some, every[[3, 1]])
 
@@ -136,15 +138,15 @@ def test_what_no_captured_step_holds_runs_as_before() -> None:
     capture = FakeCapture()
     graphed = GraphedDecoder(tiny_model(CPU), capture)
     kv, other = (graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS) for _ in range(2))
-    graphed.forward(batch_of(2, 1, 0, CPU), kv)
+    graphed.forward(decodes(2, 1), kv)
     graphed.capture(kv, max_rows=2, context_tokens=16)
-    for batch, storage in [
-        (batch_of(3, 1, 0, CPU), kv),
-        (batch_of(1, 3, 0, CPU), kv),
-        (batch_of(1, 1, 0, CPU), other),
+    for step, storage in [
+        (decodes(3, 1), kv),
+        (decodes(1, 3), kv),
+        (decodes(1, 1), other),
     ]:
-        logits = graphed.forward(batch, storage)
-        assert logits.shape == (len(batch.token_ids), CONFIG.vocab_size)
+        logits = graphed.forward(step, storage)
+        assert logits.shape == (len(step.token_ids), CONFIG.vocab_size)
     assert capture.replayed == []
 
 
@@ -157,7 +159,7 @@ def test_a_capture_that_fails_is_told_and_leaves_the_model_working() -> None:
     graphed = GraphedDecoder(tiny_model(CPU), refuse)
     kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
     graphed.capture(kv, max_rows=2, context_tokens=16)
-    assert graphed.forward(batch_of(2, 1, 0, CPU), kv).shape == (2, CONFIG.vocab_size)
+    assert graphed.forward(decodes(2, 1), kv).shape == (2, CONFIG.vocab_size)
     assert graphed.capture_in_words == "no CUDA graphs (RuntimeError)"
 
 

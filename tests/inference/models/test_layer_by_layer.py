@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inference.models.batch import Batch
 from inference.models.config import ModelConfig
 from inference.models.layer_by_layer import HEAD_ROWS, largest_layer_bytes, prompt_logits
 from inference.models.registry import build_model
+from inference.models.step_input import StepInput
 from inference.models.weights.dense import DenseWeights
 
 NUM_TOKENS = 40
@@ -69,9 +69,9 @@ def random_weights(config: ModelConfig) -> DenseWeights:
     return DenseWeights(tensors, torch.float32, torch.device("cpu"))
 
 
-def prompt(block_tokens: int) -> Batch:
-    ids = torch.arange(NUM_TOKENS) * 11
-    return Batch.of_sequence(ids, block_tokens, logit_rows=slice(3, None))
+def prompt(block_tokens: int) -> StepInput:
+    ids = range(0, NUM_TOKENS * 11, 11)
+    return StepInput.of_sequence(ids, block_tokens, logit_rows=slice(3, None))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

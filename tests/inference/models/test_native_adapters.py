@@ -22,6 +22,7 @@ from tests.inference.models.packed_decoder import (
     VOCAB_SIZE,
     decoder,
 )
+from tests.inference.models.steps import step_of
 
 QUERIES, KEYS = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
 STACKED = (
@@ -62,17 +63,19 @@ def logits(
     adapter. Weights are floats, for codes of activations would round what adapters add."""
     native = decoder(library, Format.Q4, dequantized=True)
     count = len(numbers)
-    rows = torch.arange(5 * count)
+    queries = [
+        ([(number * 11 + position * 7) % VOCAB_SIZE for position in range(5)], 0, [block])
+        for block, number in enumerate(numbers)
+    ]
     shape = (NUM_LAYERS, count, NUM_KV_HEADS, HEAD_DIM * BLOCK_TOKENS)
     found = native.forward(
-        token_ids=(torch.tensor(numbers).repeat_interleave(5) * 11 + rows % 5 * 7) % VOCAB_SIZE,
-        positions=rows % 5,
-        sequences=rows // 5,
-        block_tables=torch.arange(count).unsqueeze(1),
-        logit_rows=rows,
+        step_of(
+            *queries,
+            block_tokens=BLOCK_TOKENS,
+            adapters=tuple(adapters) if any(adapters) else None,
+        ),
         keys=torch.zeros(shape),
         values=torch.zeros(shape),
-        adapters=adapters if any(adapters) else None,
     )
     native.close()
     return found.view(count, 5, VOCAB_SIZE)

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from inference.models.batch import Batch, PrefillSpan
 from inference.models.cache.kv_format import NATIVE_FORMATS, KVFormat, kv_bytes_per_block
 from inference.models.config import ModelConfig
 from inference.models.native.model import NativeModel
+from inference.models.step_input import StepInput, block_table_of
 from inference.models.weights.dense import DenseWeights
+from tests.inference.models.steps import step_of
 
 CONFIG = ModelConfig(
     architecture="qwen2",
@@ -72,25 +73,21 @@ def build(
     return NativeModel(library, config, weights(config, key_outlier), 256, kv_format)
 
 
-def span_batch(spans: list[tuple[int, int, list[int]]]) -> Batch:
+def token_at(position: int) -> int:
+    return (position * 7 + 3) % 64
+
+
+def step(*queries: tuple[int, int, list[int]]) -> StepInput:
     """(start, end, blocks) of sequences whose token ids follow from their positions."""
-    positions = torch.cat([torch.arange(start, end) for start, end, _ in spans])
-    first_rows = torch.tensor([0] + [end - start for start, end, _ in spans]).cumsum(0).tolist()
-    return Batch(
-        token_ids=(positions * 7 + 3) % 64,
-        positions=positions,
-        slots=positions,
-        spans=tuple(
-            PrefillSpan(first, first + end - start, start, end, torch.tensor(blocks))
-            for first, (start, end, blocks) in zip(first_rows, spans, strict=False)
-        ),
-        logit_rows=torch.arange(len(positions)),
+    return step_of(
+        *(([*map(token_at, range(start, end))], start, blocks) for start, end, blocks in queries),
+        block_tokens=BLOCK_TOKENS,
     )
 
 
 def whole(model: NativeModel) -> torch.Tensor:
     kv = model.new_kv(3, BLOCK_TOKENS)
-    return model.forward(span_batch([(0, NUM_TOKENS, [0, 1, 2])]), kv)
+    return model.forward(step((0, NUM_TOKENS, [0, 1, 2])), kv)
 
 
 def cosines(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
@@ -132,17 +129,11 @@ def test_chunks_and_batch_mates_change_no_bit(
     alone = whole(model)
     kv = model.new_kv(6, BLOCK_TOKENS)
     other = [(0, 20, [5])]
-    first = model.forward(span_batch([*other, (0, 41, [2, 0])]), kv)
-    second = model.forward(span_batch([(41, 74, [2, 0, 3])]), kv)
-    last = model.forward(
-        Batch(
-            token_ids=torch.tensor([1, (74 * 7 + 3) % 64]),
-            positions=torch.tensor([20, 74]),
-            slots=torch.zeros(2, dtype=torch.int64),
-            block_ids=torch.tensor([[5, 5, 5], [2, 0, 3]]),
-        ),
-        kv,
-    )
+    first = model.forward(step(*other, (0, 41, [2, 0])), kv)
+    second = model.forward(step((41, 74, [2, 0, 3])), kv)
+    blocks = block_table_of([[5, 5, 5], [2, 0, 3]])
+    rows = StepInput.of_decodes([1, token_at(74)], [20, 74], blocks, BLOCK_TOKENS)
+    last = model.forward(rows, kv)
     assert torch.equal(torch.cat((first[20:], second, last[1:])), alone)
 
 
@@ -150,8 +141,8 @@ def test_chunks_and_batch_mates_change_no_bit(
 def test_what_a_block_held_before_weighs_nothing(library: ctypes.CDLL, kv_format: KVFormat) -> None:
     model = build(library, kv_format)
     fresh, used = model.new_kv(1, BLOCK_TOKENS), model.new_kv(1, BLOCK_TOKENS)
-    model.forward(span_batch([(0, 32, [0])]), used)
-    short = span_batch([(0, 5, [0])])
+    model.forward(step((0, 32, [0])), used)
+    short = step((0, 5, [0]))
     assert torch.equal(model.forward(short, used), model.forward(short, fresh))
 
 
@@ -165,10 +156,10 @@ def test_what_is_no_number_in_a_block_before_is_left_out(
     fresh, used = model.new_kv(2, BLOCK_TOKENS), model.new_kv(2, BLOCK_TOKENS)
     used.keys.fill_(255)
     used.values.fill_(255)
-    last = torch.tensor([num_tokens])
-    row = Batch((last * 7 + 3) % 64, last, last, torch.tensor([[0, 1]]))
+    blocks = block_table_of([[0, 1]])
+    row = StepInput.of_decodes([token_at(num_tokens)], [num_tokens], blocks, BLOCK_TOKENS)
     for kv in (fresh, used):
-        prompt = model.forward(span_batch([(0, num_tokens, [0, 1])]), kv)
+        prompt = model.forward(step((0, num_tokens, [0, 1])), kv)
         logits = torch.cat((prompt, model.forward(row, kv)))
         if kv is fresh:
             wanted = logits
@@ -192,9 +183,9 @@ def test_what_is_no_number_is_seen_in_the_logits(
 def test_a_token_leaves_the_others_codes_alone(library: ctypes.CDLL) -> None:
     model = build(library, "int8")
     kv = model.new_kv(1, BLOCK_TOKENS)
-    model.forward(span_batch([(0, 9, [0])]), kv)
+    model.forward(step((0, 9, [0])), kv)
     before = kv.keys.clone()
-    model.forward(span_batch([(9, 10, [0])]), kv)
+    model.forward(step((9, 10, [0])), kv)
     changed = (kv.keys != before).view(*kv.keys.shape[:3], -1)
     codes, scales = changed.split([64 * BLOCK_TOKENS, 4 * BLOCK_TOKENS], dim=-1)
     by_token = codes.view(-1, 16, BLOCK_TOKENS, 4).any(-1).any(0).any(0)

@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,7 +27,8 @@ from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeNorm
 from inference.models.native.packing import Format, PackedLinear
 from inference.models.native.structs import Draw
-from tests.inference.models.packed_decoder import CONFIG, Sequences, decoder
+from inference.models.step_input import StepInput
+from tests.inference.models.packed_decoder import BLOCK_TOKENS, CONFIG, Sequences, decoder
 
 MB = 1024**2
 MANY_ROWS = 1_000_000
@@ -89,6 +91,21 @@ def drawing_decoder(
     )
 
 
+def many_rows_of_one_block() -> StepInput:
+    zeros = np.zeros(MANY_ROWS, dtype=np.int32)
+    return StepInput(
+        token_ids=zeros,
+        positions=zeros,
+        slots=zeros,
+        query_start=np.array([0, MANY_ROWS], dtype=np.int32),
+        context_lens=np.array([1], dtype=np.int32),
+        block_table=zeros[:1, None],
+        block_tokens=BLOCK_TOKENS,
+        num_decodes=0,
+        logit_rows=zeros[:1],
+    )
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_step_that_finds_no_memory_has_not_happened(alone: Run, threads: int) -> None:
     alone(_a_step, threads)
@@ -99,17 +116,9 @@ def _a_step(library: ctypes.CDLL, threads: int) -> None:
     wanted = Sequences(decoder(library, Format.Q8, dequantized=False), 2).run(*rows)
     native = decoder(library, Format.Q8, dequantized=False, threads=threads)
     sequences = Sequences(native, 2)
-    zeros = torch.zeros(MANY_ROWS, dtype=torch.int64)
+    step = many_rows_of_one_block()
     with room_for(64 * MB), pytest.raises(MemoryError) as raised:
-        native.forward(
-            token_ids=zeros,
-            positions=zeros,
-            sequences=zeros,
-            block_tables=torch.zeros(1, 1, dtype=torch.int64),
-            logit_rows=zeros[:1],
-            keys=sequences._keys,
-            values=sequences._values,
-        )
+        native.forward(step, keys=sequences._keys, values=sequences._values)
     assert classify(raised.value, "cpu") is OutOfMemoryFault
     assert not bool(sequences._keys.any())
     assert torch.equal(sequences.run(*rows), wanted)

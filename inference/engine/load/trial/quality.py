@@ -27,9 +27,10 @@ from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress
 from inference.loading.weights.unquantized import Unquantized
 from inference.models.backend import AnyModel
-from inference.models.batch import NUM_LONE_STATES, Batch
+from inference.models.batch import NUM_LONE_STATES
 from inference.models.config import ModelConfig
 from inference.models.layer_by_layer import largest_layer_bytes, prompt_logits
+from inference.models.step_input import StepInput
 from inference.protocol.load import LoadProgress, LoadStage
 
 log = logging.getLogger(__name__)
@@ -115,8 +116,7 @@ def _measure(
 
     layer_done(0)
     try:
-        batch = _prompt(token_ids, 1, dense.weights.device)
-        logits = prompt_logits(config, dense.weights, batch, layer_done)
+        logits = prompt_logits(config, dense.weights, _prompt(token_ids, 1), layer_done)
         reference = logits.log_softmax(dim=-1).half()
         del logits
         ours = _model_logits(model, token_ids)
@@ -176,13 +176,12 @@ def _check_memory(config: ModelConfig, dense: Unquantized, num_tokens: int) -> N
 def _model_logits(model: AnyModel, token_ids: list[int]) -> torch.Tensor:
     num_blocks = -(-len(token_ids) // DEFAULT_BLOCK_TOKENS)
     kv = model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS, NUM_LONE_STATES)
-    return model.forward(_prompt(token_ids, DEFAULT_BLOCK_TOKENS, model.device), kv)
+    return model.forward(_prompt(token_ids, DEFAULT_BLOCK_TOKENS), kv)
 
 
-def _prompt(token_ids: list[int], block_tokens: int, device: torch.device) -> Batch:
+def _prompt(token_ids: list[int], block_tokens: int) -> StepInput:
     """The whole of one sequence; logits of every token that another one follows."""
-    ids = torch.tensor(token_ids, device=device)
-    return Batch.of_sequence(ids, block_tokens, logit_rows=slice(None, -1))
+    return StepInput.of_sequence(token_ids, block_tokens, logit_rows=slice(None, -1))
 
 
 def _key(*parts: str) -> str:

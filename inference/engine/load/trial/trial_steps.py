@@ -18,7 +18,6 @@ import torch
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.scheduling.chunks import SMALLEST_CHUNK
 from inference.engine.scheduling.limits import SchedulerLimits
-from inference.engine.step_batch import batch_on
 from inference.models.backend import AnyModel
 from inference.models.batch import EMPTY_STATE, LONE_STATE, NUM_LONE_STATES
 from inference.models.cache.kv_format import kv_bytes_per_block, kv_bytes_per_token
@@ -52,16 +51,16 @@ def run_largest_steps(
     mixed = _mixed_step(num_rows, num_tokens, context_tokens)
     num_blocks = int(mixed.block_table.max()) + 1
     kv = model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS, NUM_LONE_STATES)
-    model.forward(batch_on(device, mixed), kv)
+    model.forward(mixed, kv)
     num_columns = _num_blocks(context_tokens)
     if model.copies_context:
         num_last = num_tokens if device.type == "cuda" else SMALLEST_CHUNK
         start = max(0, context_tokens - num_last)
-        model.forward(batch_on(device, _chunk(start, context_tokens, num_blocks)), kv)
+        model.forward(_chunk(start, context_tokens, num_blocks), kv)
         num_columns = min(num_columns, _columns_to_gather(model, num_rows))
     if model.copies_context or device.type == "cuda":
         num_context = min(context_tokens, num_columns * DEFAULT_BLOCK_TOKENS)
-        model.forward(batch_on(device, _decode_step(num_rows, num_context)), kv)
+        model.forward(_decode_step(num_rows, num_context), kv)
     _synchronize(device)
     block_bytes = kv_bytes_per_block(model.config, DEFAULT_BLOCK_TOKENS, model.kv_format)
     state_bytes = NUM_LONE_STATES * cache_layout(model.config).state_bytes_per_slot
@@ -83,7 +82,7 @@ def measure_prefill(
 
     def chunk_s(start: int, end: int) -> float:
         began_s = clock()
-        model.forward(batch_on(model.device, _chunk(start, end)), kv)
+        model.forward(_chunk(start, end), kv)
         _synchronize(model.device)
         return clock() - began_s
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inference.engine.images.prompt_images import PromptImages, image_problem
-from inference.engine.images.step_pictures import step_pictures
+from inference.engine.images.step_images import step_images
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.models.vision_config import VisionConfig
@@ -136,11 +136,11 @@ def test_drafts_are_rotated_as_the_outputs_they_may_become() -> None:
     seeing.images = PromptImages([image(1, 2, 2)], 7, merge=2)
     schedule = Schedule(decodes=[seeing, reading], drafts={seeing: [4, 5]})
     assert schedule.decode_rows == [seeing, seeing, seeing, reading]
-    pictures = step_pictures(
+    images = step_images(
         schedule, np.array([6, 7, 8, 6], dtype=np.int32), lambda image: None, torch.device("cpu")
     )  # type: ignore[arg-type, return-value]
-    assert pictures is not None
-    assert pictures.rotary.tolist() == [[4, 5, 6, 6]] * 3
+    assert images is not None
+    assert images.rotary.tolist() == [[4, 5, 6, 6]] * 3
 
 
 def test_a_chunk_ends_before_an_image_too_many() -> None:

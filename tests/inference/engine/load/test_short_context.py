@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import torch
 
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import load_engine
 from inference.models import step
-from inference.models.batch import Batch
 from inference.models.config import ModelConfig
 from inference.models.errors import PositionError
 from inference.models.layers import rope
 from inference.models.native import model as native_model
+from inference.models.step_input import StepInput, block_table_of
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
@@ -95,14 +94,12 @@ def test_a_step_beyond_the_angles_is_refused_before_it_writes(llama: Pair) -> No
     model, size = llama.model, llama.block_tokens
     num_blocks = CONTEXT_TOKENS // size + 1
     kv = model.new_kv(num_blocks, size)
-    beyond = torch.zeros(size, dtype=torch.int64)
     with pytest.raises(PositionError):
-        model.forward(Batch.of_sequence(beyond, size, start=CONTEXT_TOKENS), kv)
-    last = torch.tensor([CONTEXT_TOKENS])
-    row = Batch(last * 0, last, last, torch.arange(num_blocks).unsqueeze(0))
+        model.forward(StepInput.of_sequence([0] * size, size, start=CONTEXT_TOKENS), kv)
+    row = StepInput.of_decodes([0], [CONTEXT_TOKENS], block_table_of([range(num_blocks)]), size)
     with pytest.raises(PositionError):
         model.forward(row, kv)
     tensors = [kv.keys, kv.values] if hasattr(kv, "keys") else [x.entries for x in kv.layers]
     assert not any(bool(tensor.any()) for tensor in tensors)
-    whole = Batch.of_sequence(beyond.repeat(CONTEXT_TOKENS // size), size)
+    whole = StepInput.of_sequence([0] * CONTEXT_TOKENS, size)
     assert bool(model.forward(whole, kv).isfinite().all()), "up to them it is computed"

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,13 +24,14 @@ from inference.engine.ranks.messages import (
     encode,
 )
 from inference.engine.ranks.ranked_model import RankedModel
-from inference.engine.ranks.step_frames import batch_of, step_of
+from inference.engine.ranks.step_frames import message_of, step_of
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.models.backend import AnyModel
-from inference.models.batch import Batch, Pictures, PrefillSpan
+from inference.models.batch import StepImages
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.registry import build_model
+from inference.models.step_input import StepInput, block_table_of
 from inference.models.vision.tower import PictureRows
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
@@ -39,8 +41,9 @@ from tests.inference.engine.ranks.thread_ranks import (
     failing,
     ranked_model,
 )
-from tests.inference.models.parallel.ranks import CPU, MemoryFiles, random_tensors, weights_of
+from tests.inference.models.parallel.ranks import MemoryFiles, random_tensors, weights_of
 from tests.inference.models.parallel.tiny_configs import config_of
+from tests.inference.models.steps import step_of as queries
 
 PROMPTS = {name: [3 + 5 * i + 11 * j for j in range(7)] for i, name in enumerate("abcd")}
 CONFIG = config_of("qwen3_next")
@@ -99,7 +102,7 @@ def test_too_much_for_another_rank_is_run_in_parts(
     """No more than two sequences fit there at once: nobody fails for it."""
     model, followers = ranked
     error = torch.OutOfMemoryError("out of memory")
-    failing(model.followed, lambda batch: num_sequences(batch) > 2, error)  # type: ignore[attr-defined]
+    failing(model.followed, lambda step: len(step.context_lens) > 2, error)  # type: ignore[attr-defined]
     assert answers_of(engine_of(model)) == expected
     assert followers.num_regroups > 1
 
@@ -108,7 +111,7 @@ def test_what_fails_on_this_rank_alone_fails_alone(
     ranked: tuple[RankedModel, ThreadFollowers], expected: dict[str, list[int] | str]
 ) -> None:
     model, followers = ranked
-    failing(model._model, lambda batch: has_prompt(batch, PROMPTS["c"][3]), ValueError("shape"))
+    failing(model._model, lambda step: has_prompt(step, PROMPTS["c"][3]), ValueError("shape"))
     assert answers_of(engine_of(model)) == expected | {"c": "engine_error"}
     assert followers.num_regroups > 1
 
@@ -119,7 +122,7 @@ def test_a_failed_step_of_another_rank_is_noticed_where_collectives_only_order_a
     """As on cards: this rank's own forward raises nothing."""
     model, followers = ranked_model(CONFIG, files, StreamGroup)
     error = torch.OutOfMemoryError("out of memory")
-    failing(model.followed, lambda batch: num_sequences(batch) > 2, error)  # type: ignore[attr-defined]
+    failing(model.followed, lambda step: len(step.context_lens) > 2, error)  # type: ignore[attr-defined]
     assert answers_of(engine_of(model)) == expected
     assert followers.num_regroups > 1
 
@@ -169,12 +172,12 @@ class Followers:
 
 def test_inputs_go_to_other_ranks_from_the_host() -> None:
     """``meta`` stands for a card: what is there cannot be copied back."""
-    card, followers, batches = torch.device("meta"), Followers(), []
+    card, followers, steps = torch.device("meta"), Followers(), []
     decoder: Any = SimpleNamespace(
         config=CONFIG, dtype=torch.float32, device=card, kv_format="fp32", tower=None
     )
     decoder.new_kv = lambda *sizes: SimpleNamespace(block_tokens=8)
-    decoder.forward = lambda batch, kv: batches.append(batch)
+    decoder.forward = lambda step, kv: steps.append(step)
     group: Any = SimpleNamespace(num_ranks=2, synchronize=lambda: None)
     model = RankedModel(decoder, group, followers, [], 1.0)  # type: ignore[arg-type]
     kv = model.new_kv(4, 8)
@@ -188,60 +191,61 @@ def test_inputs_go_to_other_ranks_from_the_host() -> None:
         deadline_s=0.0,
     )
     assert cache.admit(sequence)
-    runner = ModelRunner(model, kv, input_device=CPU)
+    runner = ModelRunner(model, kv)
     runner.run(Schedule(prefills=[PrefillChunk(sequence, 0, 10, is_last=True)]))
-    step = followers.sent[-1]
-    assert isinstance(step, Step)
-    sent = batch_of(step)
+    message = followers.sent[-1]
+    assert isinstance(message, Step)
+    sent = step_of(message)
     assert sent.token_ids.tolist() == sequence.token_ids
-    assert sent.spans[0].block_ids.tolist() == sequence.block_ids
-    (batch,) = batches
-    assert batch.token_ids.device == batch.spans[0].block_ids.device == card
+    assert sent.block_table[0].tolist() == sequence.block_ids
+    (own,) = steps
+    assert_same(sent, own)
 
 
-def has_prompt(batch: Batch, token_id: int) -> bool:
-    return any(
-        token_id in batch.token_ids[span.first_row : span.last_row].tolist() for span in batch.spans
+def has_prompt(step: StepInput, token_id: int) -> bool:
+    return token_id in step.token_ids[step.query_start[step.num_decodes] :].tolist()
+
+
+@pytest.mark.parametrize("num_decodes", [0, 2])
+def test_a_step_is_the_same_on_the_other_side(num_decodes: int) -> None:
+    step = queries(
+        ([3, 4], 7, [5, 1]),
+        ([6], 2, [4]),
+        block_tokens=8,
+        num_decodes=num_decodes,
+        logit_rows=[1, 2],
+        state_slots=([2, 5], [3, 6]),
     )
-
-
-def num_sequences(batch: Batch) -> int:
-    return batch.num_decodes + len(batch.spans)
-
-
-def test_a_batch_is_the_same_on_the_other_side() -> None:
-    ids = torch.arange(5)
-    batch = Batch(
-        token_ids=ids,
-        positions=ids + 1,
-        slots=ids + 2,
-        block_ids=torch.tensor([[1, 2]]),
-        spans=(PrefillSpan(1, 5, 3, 7, torch.tensor([4]), 2, 3),),
-        logit_rows=torch.tensor([0, 4]),
-        state_reads=torch.tensor([5]),
-        state_writes=torch.tensor([6]),
-        pictures=Pictures(
-            rotary=torch.arange(15).view(3, 5),
-            row_ids=torch.tensor([], dtype=torch.int64),
-            rows=PictureRows(torch.rand(2, 3).bfloat16(), (torch.rand(2, 3),)),
-        ),
-        decode_runs=(1,),
+    images = StepImages(
+        rotary=torch.arange(9).view(3, 3),
+        row_ids=torch.tensor([], dtype=torch.int64),
+        rows=PictureRows(torch.rand(2, 3).bfloat16(), (torch.rand(2, 3),)),
     )
-    for wanted in (batch, replace(batch, pictures=None, block_ids=None, spans=())):
-        step = decode_leader_message(encode(step_of(wanted)))
-        found = batch_of(step)  # type: ignore[arg-type]
-        assert_same(found, wanted)
+    plain = replace(step, logit_rows=None, state_reads=None, state_writes=None)
+    for wanted in (step, plain, replace(step, images=images)):
+        message = decode_leader_message(encode(message_of(wanted)))
+        assert isinstance(message, Step)
+        assert_same(step_of(message), wanted)
+
+
+def test_tokens_that_only_the_device_knows_are_sent() -> None:
+    blocks = block_table_of([[0], [1]])
+    step = StepInput.of_decodes([0, 0], [1, 2], blocks, 8, unread_ids=torch.tensor([70, 80]))
+    assert step_of(message_of(step)).token_ids.tolist() == [70, 80]
 
 
 def assert_same(found: object, wanted: object) -> None:
-    if isinstance(wanted, torch.Tensor):
+    if isinstance(wanted, np.ndarray):
+        assert isinstance(found, np.ndarray)
+        assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
+    elif isinstance(wanted, torch.Tensor):
         assert isinstance(found, torch.Tensor)
         assert found.dtype == wanted.dtype and torch.equal(found, wanted)
     elif isinstance(wanted, tuple):
         assert isinstance(found, tuple) and len(found) == len(wanted)
         for one, other in zip(found, wanted, strict=True):
             assert_same(one, other)
-    elif isinstance(wanted, Batch | PrefillSpan | Pictures | PictureRows):
+    elif isinstance(wanted, StepInput | StepImages | PictureRows):
         for field in fields(wanted):
             assert_same(getattr(found, field.name), getattr(wanted, field.name))
     else:

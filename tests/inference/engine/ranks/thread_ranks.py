@@ -27,13 +27,13 @@ from inference.engine.ranks.messages import (
 from inference.engine.ranks.ranked_model import RankedModel, meeting
 from inference.engine.serving.channel import Channel
 from inference.loading.weights.rank_files import RankFiles
-from inference.models.batch import Batch
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.cuts import rank_cuts
 from inference.models.parallel.group import TorchRankGroup, file_store
 from inference.models.parallel.shares import rank_share
+from inference.models.step_input import StepInput
 from inference.protocol.load import LoadSpec
 from tests.inference.models.parallel.ranks import CPU, TIMEOUT_S, MemoryFiles, weights_of
 
@@ -164,17 +164,19 @@ def ranked_model(
     return leader, followers
 
 
-def failing(model: DecoderModel, is_at_fault: Callable[[Batch], bool], error: Exception) -> None:
+def failing(
+    model: DecoderModel, is_at_fault: Callable[[StepInput], bool], error: Exception
+) -> None:
     """Makes its steps raise in the middle: after the first layer's sum, before the second's."""
-    layer, batches = model.layers[1], []
+    layer, steps = model.layers[1], []
     mlp, forward = layer.mlp, model.forward
 
-    def remembering(batch: Batch, kv: Any) -> torch.Tensor:
-        batches[:] = [batch]
-        return forward(batch, kv)
+    def remembering(step: StepInput, kv: Any) -> torch.Tensor:
+        steps[:] = [step]
+        return forward(step, kv)
 
     def raising(rows: torch.Tensor, step: Any) -> torch.Tensor:
-        if is_at_fault(batches[0]):
+        if is_at_fault(steps[0]):
             raise error
         return mlp(rows, step)
 

@@ -14,7 +14,7 @@ from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
-from inference.models.batch import ALL_ROWS, Batch
+from inference.models.step_input import ALL_ROWS, StepInput
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 
@@ -58,10 +58,9 @@ def expected(llama: Any, prompt: list[int]) -> list[float]:
     """From one forward over the whole prompt, with the logits of every row."""
     num_tokens = len(prompt)
     num_blocks = -(-num_tokens // llama.block_tokens)
-    ids = torch.tensor(prompt)
-    batch = Batch.of_sequence(ids, llama.block_tokens, logit_rows=ALL_ROWS)
+    step = StepInput.of_sequence(prompt, llama.block_tokens, logit_rows=ALL_ROWS)
     kv = llama.model.new_kv(num_blocks, llama.block_tokens)
-    logprobs = llama.model.forward(batch, kv).log_softmax(-1)
+    logprobs = llama.model.forward(step, kv).log_softmax(-1)
     return [float(logprobs[i, prompt[i + 1]]) for i in range(num_tokens - 1)]
 
 

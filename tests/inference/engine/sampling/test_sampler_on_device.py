@@ -12,7 +12,7 @@ from inference.engine.sampling.filters import TOP_CANDIDATES
 from inference.engine.sampling.penalties import TokenCounts
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.sequence import Sequence
-from inference.engine.to_device import HostCopy
+from inference.models.to_device import HostCopy
 from inference.protocol.sampling import SamplingParams
 
 VOCAB_SIZE = 40

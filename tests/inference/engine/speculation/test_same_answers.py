@@ -15,7 +15,7 @@ from inference.engine.load.build import build_engine
 from inference.engine.sampling.sampler import Sampler, UnreadTokens
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.speculation.speculator import Speculator
-from inference.models.batch import Batch
+from inference.models.step_input import StepInput
 from inference.protocol.engine import (
     CancelSequence,
     SequenceCancelled,
@@ -221,12 +221,12 @@ def test_a_step_that_raises_is_run_without_its_drafts(
     forward = llama.model.forward
     num_raised = 0
 
-    def refusing(batch: Batch, kv: Any) -> torch.Tensor:
+    def refusing(step: StepInput, kv: Any) -> torch.Tensor:
         nonlocal num_raised
-        if batch.decode_runs is not None:
+        if step.query_start[step.num_decodes] > step.num_decodes:
             num_raised += 1
             raise RuntimeError("an operator that refuses")
-        return forward(batch, kv)
+        return forward(step, kv)
 
     monkeypatch.setattr(llama.model, "forward", refusing)
     engine = engine_for(llama, script(plain))
@@ -266,10 +266,10 @@ def test_rows_that_are_no_numbers_fail_their_own_sequence(
     answer = plain["greedy"].token_ids
     bad_position = len(prompt_of("greedy")) + 20
 
-    def poisoned(batch: Batch, kv: Any) -> torch.Tensor:
-        logits: torch.Tensor = forward(batch, kv)
-        if not batch.spans:
-            logits[batch.positions == bad_position] = float("nan")
+    def poisoned(step: StepInput, kv: Any) -> torch.Tensor:
+        logits: torch.Tensor = forward(step, kv)
+        if step.num_decodes:
+            logits[torch.from_numpy(step.positions == bad_position)] = float("nan")
         return logits
 
     monkeypatch.setattr(llama.model, "forward", poisoned)

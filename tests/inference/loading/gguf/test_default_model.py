@@ -14,8 +14,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from inference.loading.gguf.header import TensorInfo, read_header
 from inference.loading.loader import OpenedModel, open_model
-from inference.models.batch import ALL_ROWS, Batch
 from inference.models.decoder import DecoderModel
+from inference.models.step_input import ALL_ROWS, StepInput, block_table_of
 from inference.protocol.load import LoadSpec
 from tests.inference.loading.conftest import GGUF_NAMES
 
@@ -91,18 +91,19 @@ def _ids() -> list[torch.Tensor]:
 
 def prefilled(model: DecoderModel, ids: torch.Tensor) -> torch.Tensor:
     kv = model.new_kv(-(-ids.numel() // BLOCK_TOKENS), BLOCK_TOKENS)
-    return model.forward(Batch.of_sequence(ids, BLOCK_TOKENS, logit_rows=ALL_ROWS), kv)
+    step = StepInput.of_sequence(ids.numpy(), BLOCK_TOKENS, logit_rows=ALL_ROWS)
+    return model.forward(step, kv)
 
 
 def decoded(model: DecoderModel, ids: torch.Tensor) -> torch.Tensor:
     """The same prompt, one token per step."""
-    blocks = torch.arange(-(-ids.numel() // BLOCK_TOKENS)).unsqueeze(0)
-    kv = model.new_kv(blocks.numel(), BLOCK_TOKENS)
-    rows = []
-    for index in range(ids.numel()):
-        position = torch.tensor([index])
-        rows.append(model.forward(Batch(ids[position], position, position, blocks), kv))
-    return torch.cat(rows)
+    blocks = block_table_of([range(-(-ids.numel() // BLOCK_TOKENS))])
+    kv = model.new_kv(blocks.size, BLOCK_TOKENS)
+    steps = [
+        StepInput.of_decodes([token_id], [position], blocks, BLOCK_TOKENS)
+        for position, token_id in enumerate(ids.tolist())
+    ]
+    return torch.cat([model.forward(step, kv) for step in steps])
 
 
 @pytest.mark.parametrize("phase", [prefilled, decoded])

@@ -25,10 +25,11 @@ from inference.loading.adapters.adapter_files import open_adapter
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.loading.loader import OpenedModel, open_model
 from inference.models import registry
-from inference.models.batch import NUM_LONE_STATES, Batch
+from inference.models.batch import NUM_LONE_STATES
 from inference.models.embedding import EmbeddingModel
 from inference.models.errors import ModelError, UnfitWeightsError
 from inference.models.registry import build_fastest_model
+from inference.models.step_input import StepInput
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
 from tests.inference.adapter_files import spec_of
@@ -132,8 +133,7 @@ class _Case:
         )
         prompt = [token % opened.config.vocab_size for token in PROMPT[:context_tokens]]
         kv = model.new_kv(1, BLOCK_TOKENS, NUM_LONE_STATES)
-        batch = Batch.of_sequence(torch.tensor(prompt), BLOCK_TOKENS)
-        logits = model.forward(batch, kv)
+        logits = model.forward(StepInput.of_sequence(prompt, BLOCK_TOKENS), kv)
         assert logits.shape[-1] == opened.config.vocab_size
         return words
 

@@ -6,14 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from inference.models.batch import Batch, PrefillSpan
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.cuda.capture import CudaCapture
 from inference.models.graphed import GraphedDecoder, row_buckets
+from inference.models.step_input import StepInput
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
+from tests.inference.models.steps import step_of
 
 BLOCK_TOKENS, NUM_BLOCKS, NUM_COLUMNS = 8, 40, 3
 MAX_ROWS = 12
@@ -41,7 +43,7 @@ def kv_of(model: GraphedDecoder, seed: int) -> PagedKV:
     return kv
 
 
-def rows_of(num_rows: int, seed: int, device: torch.device) -> Batch:
+def rows_of(num_rows: int, seed: int) -> StepInput:
     """The watched one first, at position 20 of its own blocks; the others anywhere in theirs."""
     generator = torch.Generator().manual_seed(1000 + seed)
 
@@ -50,10 +52,8 @@ def rows_of(num_rows: int, seed: int, device: torch.device) -> Batch:
 
     token_ids, positions = random(CONFIG.vocab_size), random(NUM_COLUMNS * BLOCK_TOKENS)
     token_ids[0], positions[0] = 7, 20
-    blocks = torch.arange(num_rows * NUM_COLUMNS).view(num_rows, NUM_COLUMNS)
-    own = blocks.gather(1, (positions // BLOCK_TOKENS)[:, None]).squeeze(1)
-    slots = own * BLOCK_TOKENS + positions % BLOCK_TOKENS
-    return Batch(*(t.to(device) for t in (token_ids, positions, slots, blocks)))
+    blocks = np.arange(num_rows * NUM_COLUMNS, dtype=np.int32).reshape(num_rows, NUM_COLUMNS)
+    return StepInput.of_decodes(token_ids.tolist(), positions.tolist(), blocks, BLOCK_TOKENS)
 
 
 @pytest.mark.gpu
@@ -72,7 +72,7 @@ def test_a_decode_row_is_the_same_in_every_step_of_one_size(
         graphed.capture(kv, max_rows=MAX_ROWS, context_tokens=NUM_COLUMNS * BLOCK_TOKENS)
         for again, fresh in zip(kv.layers, kv_of(graphed, seed).layers, strict=True):
             again.entries.copy_(fresh.entries)  # capturing wrote to the first blocks
-        found.append(graphed.forward(rows_of(num_rows, seed, device), kv)[0].clone())
+        found.append(graphed.forward(rows_of(num_rows, seed), kv)[0].clone())
     for logits in found[1:]:
         assert torch.equal(logits, found[0])
 
@@ -84,22 +84,17 @@ def test_prompt_rows_are_the_same_beside_another_prompt_of_the_same_length(
 ) -> None:
     graphed = GraphedDecoder(tiny_model(device, "fp32", WIDE), call_again)
     kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
-    blocks = torch.arange(8, device=device).view(2, 4)
     found = []
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         mate = torch.randint(0, CONFIG.vocab_size, (19,), generator=generator)
-        positions = torch.cat([torch.arange(13), torch.arange(19)]).to(device)
-        own_blocks = blocks[torch.tensor([0] * 13 + [1] * 19, device=device)]
-        slots = own_blocks.gather(1, (positions // BLOCK_TOKENS)[:, None]).squeeze(1)
-        batch = Batch(
-            token_ids=torch.cat([torch.arange(13), mate]).to(device),
-            positions=positions,
-            slots=slots * BLOCK_TOKENS + positions % BLOCK_TOKENS,
-            spans=(PrefillSpan(0, 13, 0, 13, blocks[0]), PrefillSpan(13, 32, 0, 19, blocks[1])),
-            logit_rows=torch.tensor([12], device=device),
+        step = step_of(
+            (range(13), 0, range(4)),
+            (mate.tolist(), 0, range(4, 8)),
+            block_tokens=BLOCK_TOKENS,
+            logit_rows=[12],
         )
-        found.append(graphed.forward(batch, kv)[0].clone())
+        found.append(graphed.forward(step, kv)[0].clone())
     assert all(torch.equal(logits, found[0]) for logits in found[1:])
 
 
@@ -111,6 +106,6 @@ def test_between_sizes_only_rounding_differs(device: torch.device) -> None:
     found = []
     for num_rows in (1, 2, 4, 8, 12):
         kv = kv_of(graphed, 0)
-        found.append(graphed.forward(rows_of(num_rows, 0, device), kv)[0])
+        found.append(graphed.forward(rows_of(num_rows, 0), kv)[0])
     scale = float(found[0].abs().max())
     assert all(float((logits - found[0]).abs().max()) < 1e-3 * scale for logits in found[1:])

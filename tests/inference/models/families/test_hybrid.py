@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -20,9 +21,10 @@ from inference.engine.engine import Engine
 from inference.engine.executor import TensorExecutor
 from inference.engine.load.load_engine import load_engine
 from inference.models.backend import AnyModel
-from inference.models.batch import LONE_STATE, NUM_LONE_STATES, Batch
+from inference.models.batch import LONE_STATE, NUM_LONE_STATES
 from inference.models.cache.state_storage import LayerState
 from inference.models.decoder import DecoderModel
+from inference.models.step_input import StepInput
 from inference.protocol.engine import CancelSequence, SequenceStep
 from inference.protocol.load import LoadSpec, Quantization
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
@@ -163,15 +165,14 @@ def test_a_step_reads_one_slot_and_writes_another(model: AnyModel) -> None:
     """So that it can be run again."""
     assert isinstance(model, DecoderModel)
     kv = model.new_kv(8, tiny.BLOCK_TOKENS, NUM_LONE_STATES + 1)
-    batch = Batch.of_sequence(torch.tensor(prompt_of(33)), tiny.BLOCK_TOKENS)
-    model.forward(batch, kv)
+    step = StepInput.of_sequence(prompt_of(33), tiny.BLOCK_TOKENS)
+    model.forward(step, kv)
     kept = [layer for layer in kv.layers if isinstance(layer, LayerState)]
     before = [
         (layer.conv[LONE_STATE].clone(), layer.recurrent[LONE_STATE].clone()) for layer in kept
     ]
-    (span,) = batch.spans
-    again = replace(span, state_read=LONE_STATE, state_write=NUM_LONE_STATES)
-    model.forward(replace(batch, spans=(again,)), kv)
+    reads, writes = (np.array([slot], dtype=np.int32) for slot in (LONE_STATE, NUM_LONE_STATES))
+    model.forward(replace(step, state_reads=reads, state_writes=writes), kv)
     for layer, (conv, recurrent) in zip(kept, before, strict=True):
         assert torch.equal(layer.conv[LONE_STATE], conv)
         assert torch.equal(layer.recurrent[LONE_STATE], recurrent)

@@ -17,18 +17,13 @@ from transformers import PreTrainedModel
 from inference.models.adapter import AdapterWeights, LowRank
 from inference.models.adapter_targets import adaptable_shapes
 from inference.models.backend import AnyModel
-from inference.models.batch import (
-    ALL_ROWS,
-    EMPTY_STATE,
-    LONE_STATE,
-    NUM_LONE_STATES,
-    Batch,
-    PrefillSpan,
-)
+from inference.models.batch import EMPTY_STATE, NUM_LONE_STATES
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
+from inference.models.step_input import ALL_ROWS, StepInput
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families import tiny_states as states
+from tests.inference.models.steps import step_of
 
 REFERENCES = {
     "qwen3_5": tiny.qwen3_5,
@@ -118,41 +113,23 @@ class Sequences:
         self._model = model
         self._lengths = [0] * num_sequences
         self._turns = [0] * num_sequences
-        self._blocks = torch.arange(num_sequences * 8).view(num_sequences, 8)
         self._kv = model.new_kv(num_sequences * 8, BLOCK_TOKENS, 1 + 2 * num_sequences)
 
     @torch.inference_mode()
     def run(self, spans: list[tuple[int, list[int]]]) -> torch.Tensor:
         """Each the next tokens of a sequence, all in one step; the logits of every row. States are
         read in one slot and written to the other."""
-        made, positions, ids = [], [], []
+        queries, reads, writes = [], [], []
         for sequence, token_ids in spans:
             start = self._lengths[sequence]
-            end = start + len(token_ids)
             slots = [1 + 2 * sequence + turn for turn in (0, 1)]
             self._turns[sequence] ^= 1
-            write, read = slots[self._turns[sequence]], slots[1 - self._turns[sequence]]
-            made.append(
-                PrefillSpan(
-                    len(ids),
-                    len(ids) + len(token_ids),
-                    start,
-                    end,
-                    self._blocks[sequence, : -(-end // BLOCK_TOKENS)],
-                    read if start else EMPTY_STATE,
-                    write,
-                )
-            )
-            self._lengths[sequence] = end
-            positions += range(start, end)
-            ids += token_ids
-        batch = Batch(
-            token_ids=torch.tensor(ids),
-            positions=torch.tensor(positions),
-            slots=torch.zeros(len(ids), dtype=torch.int64),  # the native decoder has blocks
-            spans=tuple(made),
-        )
-        return self._model.forward(batch, self._kv)
+            reads.append(slots[1 - self._turns[sequence]] if start else EMPTY_STATE)
+            writes.append(slots[self._turns[sequence]])
+            queries.append((token_ids, start, range(8 * sequence, 8 * sequence + 8)))
+            self._lengths[sequence] = start + len(token_ids)
+        step = step_of(*queries, block_tokens=BLOCK_TOKENS, state_slots=(reads, writes))
+        return self._model.forward(step, self._kv)
 
 
 TOKENS = prompt_of(150)
@@ -230,9 +207,9 @@ def test_a_state_in_the_last_layer(library: ctypes.CDLL, directory: Path, thread
         for model in (native, on_torch):
             kv = model.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
             for start in (0, 70):
-                ids = torch.tensor(TOKENS[start : start + 70])
-                batch = Batch.of_sequence(ids, BLOCK_TOKENS, start=start)
-                found.append(model.forward(batch, kv))
+                ids = TOKENS[start : start + 70]
+                step = StepInput.of_sequence(ids, BLOCK_TOKENS, start=start)
+                found.append(model.forward(step, kv))
     native.decoder.close()
     torch.testing.assert_close(found[:2], found[2:], rtol=1e-3, atol=1e-3)
 
@@ -257,8 +234,8 @@ def test_adapters_change_the_heads_that_they_name(model: NativeModel, directory:
     for one in (model, on_torch):
         kv = one.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
         adapter = one.prepare_adapter(AdapterWeights(modules))
-        batch = Batch.of_sequence(torch.tensor(prompt), BLOCK_TOKENS, logit_rows=ALL_ROWS)
-        found.append(one.forward(replace(batch, adapters=(adapter,)), kv))
+        step = StepInput.of_sequence(prompt, BLOCK_TOKENS, logit_rows=ALL_ROWS)
+        found.append(one.forward(replace(step, adapters=(adapter,)), kv))
     assert not torch.allclose(found[1], tiny.logits_of(on_torch, prompt), atol=0.1)
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
 
@@ -273,9 +250,8 @@ def test_ten_thousand_tokens(model: NativeModel, directory: Path) -> None:
     with torch.inference_mode():
         for first in range(0, len(tokens), 200):
             # Attention forgets at each turn: it is the states that go on.
-            batch = Batch.of_sequence(torch.tensor(tokens[first : first + 200]), BLOCK_TOKENS)
+            step = StepInput.of_sequence(tokens[first : first + 200], BLOCK_TOKENS)
             if first:
-                (span,) = batch.spans
-                batch = replace(batch, spans=(replace(span, state_read=LONE_STATE),))
-            found, expected = model.forward(batch, native_kv), on_torch.forward(batch, torch_kv)
+                step = replace(step, state_reads=step.state_writes)
+            found, expected = model.forward(step, native_kv), on_torch.forward(step, torch_kv)
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)

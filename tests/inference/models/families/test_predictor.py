@@ -17,10 +17,11 @@ from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.speculation import draft_model
 from inference.engine.speculation.predictor_runner import PredictorRunner
 from inference.loading import loader
-from inference.models.batch import ALL_ROWS, NUM_LONE_STATES, Batch, PrefillSpan
+from inference.models.batch import NUM_LONE_STATES
 from inference.models.decoder import DecoderModel
 from inference.models.predictor import Predictor
 from inference.models.registry import build_model
+from inference.models.step_input import ALL_ROWS, StepInput
 from inference.protocol.load import LoadSpec
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families.test_hybrid import prompt_of
@@ -84,8 +85,8 @@ def subject(kind: Kind, directory: Path) -> Subject:
 @torch.no_grad()
 def hidden_of(subject: Subject, token_ids: list[int]) -> torch.Tensor:
     kv = subject.model.new_kv(NUM_BLOCKS, tiny.BLOCK_TOKENS, NUM_LONE_STATES)
-    batch = Batch.of_sequence(torch.tensor(token_ids), tiny.BLOCK_TOKENS, logit_rows=ALL_ROWS)
-    return subject.model.forward_with_hidden(batch, kv)[1]
+    step = StepInput.of_sequence(token_ids, tiny.BLOCK_TOKENS, logit_rows=ALL_ROWS)
+    return subject.model.forward_with_hidden(step, kv)[1]
 
 
 @torch.no_grad()
@@ -117,12 +118,9 @@ def test_the_formula(subject: Subject) -> None:
     text = prompt_of(37)
     hidden = hidden_of(subject, text)
     assert torch.allclose(hidden, subject.kind.hidden(torch.tensor([text])), atol=1e-3)
-    count = len(text) - 1
-    places = torch.arange(count)
-    span = PrefillSpan(0, count, 0, count, torch.arange(-(-count // tiny.BLOCK_TOKENS)))
-    batch = Batch(torch.tensor(text[1:]), places, places, spans=(span,))
+    step = StepInput.of_sequence(text[1:], tiny.BLOCK_TOKENS)
     kv = subject.predictor.new_kv(NUM_BLOCKS, tiny.BLOCK_TOKENS)
-    found = subject.predictor.forward(batch, hidden[:-1], kv)
+    found = subject.predictor.forward(step, hidden[:-1], kv)
     assert torch.allclose(found, by_formula(subject, text[1:], hidden[:-1]), atol=1e-3)
     assert torch.allclose(subject.predictor.logits(found), subject.logits(found), atol=1e-3)
 

@@ -19,11 +19,12 @@ from inference.engine.load.build import build_engine
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel
-from inference.models.batch import ALL_ROWS, NUM_LONE_STATES, Batch
+from inference.models.batch import NUM_LONE_STATES
 from inference.models.cache.kv_format import KVFormat
 from inference.models.native.model import NativeModel
 from inference.models.native.support import unsupported_reason
 from inference.models.registry import build_model
+from inference.models.step_input import ALL_ROWS, StepInput
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
@@ -189,5 +190,5 @@ def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, int]]:
 def logits_of(model: AnyModel, prompt: list[int]) -> torch.Tensor:
     """Of all of its tokens."""
     kv = model.new_kv(8, NATIVE_BLOCK_TOKENS, NUM_LONE_STATES)
-    batch = Batch.of_sequence(torch.tensor(prompt), NATIVE_BLOCK_TOKENS, logit_rows=ALL_ROWS)
-    return model.forward(batch, kv)
+    step = StepInput.of_sequence(prompt, NATIVE_BLOCK_TOKENS, logit_rows=ALL_ROWS)
+    return model.forward(step, kv)

@@ -1,5 +1,5 @@
 """Two ranks compute what one does, within rounding: every family, prompts in chunks, rows that
-decode beside them, packed weights and pictures."""
+decode beside them, packed weights and images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from inference.loading.weights.quantize import Bits, quantize
 from inference.loading.weights.rank_files import RankFiles, packing_groups
 from inference.loading.weights.tensor_files import TensorFiles
-from inference.models.batch import Batch, Pictures, PrefillSpan
+from inference.models.batch import StepImages
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.layers.experts import GroupedExperts, Routes
@@ -28,6 +28,7 @@ from inference.models.parallel.layers import WideNormedQKV
 from inference.models.parallel.shares import rank_share
 from inference.models.registry import build_model
 from inference.models.step import Step
+from inference.models.step_input import StepInput
 from inference.models.vision.tower import PictureRows
 from inference.models.weights.stored import StoredWeight
 from tests.inference.models.parallel.ranks import (
@@ -37,6 +38,7 @@ from tests.inference.models.parallel.ranks import (
     weights_of,
 )
 from tests.inference.models.parallel.tiny_configs import ALL_FACTS, config_of
+from tests.inference.models.steps import step_of
 
 CONTEXT_TOKENS, BLOCK_TOKENS = 64, 8
 TOLERANCE = 1e-4
@@ -75,39 +77,34 @@ def rank_model(config: ModelConfig, files: TensorFiles, group: TorchRankGroup) -
 
 
 @torch.inference_mode()
-def steps_of(model: DecoderModel, pictures: Pictures | None = None) -> list[torch.Tensor]:
+def steps_of(model: DecoderModel, images: StepImages | None = None) -> list[torch.Tensor]:
     """A prompt in two chunks, the second beside another sequence that decodes; then both decode."""
     kv = model.new_kv(8, BLOCK_TOKENS, 6)
-    tokens = torch.arange(3, 3 + 30) * 7 % model.config.vocab_size
-    first = replace(Batch.of_sequence(tokens[:11], BLOCK_TOKENS), pictures=pictures)
-    blocks = torch.tensor([4, 5])
-    other = Batch(
-        token_ids=tokens[20:25],
-        positions=torch.arange(5),
-        slots=4 * BLOCK_TOKENS + torch.arange(5),
-        spans=(PrefillSpan(0, 5, 0, 5, blocks, 0, 2),),
-        logit_rows=torch.tensor([4]),
+    tokens = [token * 7 % model.config.vocab_size for token in range(3, 3 + 30)]
+    first = replace(StepInput.of_sequence(tokens[:11], BLOCK_TOKENS), images=images)
+    other = step_of(
+        (tokens[20:25], 0, [4, 5]),
+        block_tokens=BLOCK_TOKENS,
+        logit_rows=[4],
+        state_slots=([0], [2]),
     )
-    mixed = Batch(
-        token_ids=torch.cat((tokens[25:26], tokens[11:16])),
-        positions=torch.tensor([5, 11, 12, 13, 14, 15]),
-        slots=torch.tensor([4 * BLOCK_TOKENS + 5, 11, 12, 13, 14, 15]),
-        block_ids=blocks[None],
-        spans=(PrefillSpan(1, 6, 11, 16, torch.tensor([0, 1]), 1, 3),),
-        logit_rows=torch.tensor([0, 5]),
-        state_reads=torch.tensor([2]),
-        state_writes=torch.tensor([4]),
+    mixed = step_of(
+        (tokens[25:26], 5, [4, 5]),
+        (tokens[11:16], 11, [0, 1]),
+        block_tokens=BLOCK_TOKENS,
+        num_decodes=1,
+        logit_rows=[0, 5],
+        state_slots=([2, 1], [4, 3]),
     )
-    both = Batch(
-        token_ids=tokens[26:28],
-        positions=torch.tensor([6, 16]),
-        slots=torch.tensor([4 * BLOCK_TOKENS + 6, 16]),
-        block_ids=torch.tensor([[4, 5, 5], [0, 1, 2]]),
-        state_reads=torch.tensor([4, 3]),
-        state_writes=torch.tensor([2, 5]),
+    both = step_of(
+        (tokens[26:27], 6, [4, 5]),
+        (tokens[27:28], 16, [0, 1, 2]),
+        block_tokens=BLOCK_TOKENS,
+        num_decodes=2,
+        state_slots=([4, 3], [2, 5]),
     )
     return [
-        torch.log_softmax(model.forward(batch, kv), dim=-1) for batch in (first, other, mixed, both)
+        torch.log_softmax(model.forward(step, kv), dim=-1) for step in (first, other, mixed, both)
     ]
 
 
@@ -169,14 +166,14 @@ def test_pictures_take_their_rows_places_on_every_rank(ranks: TwoRanks) -> None:
     files = MemoryFiles(random_tensors(config))
     generator = torch.Generator().manual_seed(3)
     rows = [torch.randn(4, config.hidden_size, generator=generator) for _ in range(3)]
-    pictures = Pictures(
+    images = StepImages(
         rotary=torch.arange(11).repeat(3, 1).index_fill(1, torch.tensor([3, 4]), 2),
         row_ids=torch.tensor([2, 3, 4, 5]),
         rows=PictureRows(rows[0], (rows[1], rows[2])),
     )
-    expected = steps_of(whole_model(config, files), pictures)
+    expected = steps_of(whole_model(config, files), images)
     without = steps_of(whole_model(config, files))
-    found = ranks.run(lambda group: steps_of(rank_model(config, files, group), pictures))
+    found = ranks.run(lambda group: steps_of(rank_model(config, files, group), images))
     torch.testing.assert_close(found[0], expected, atol=TOLERANCE, rtol=0)
     assert (expected[0] - without[0]).abs().max() > 0.1
 

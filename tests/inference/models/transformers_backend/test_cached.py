@@ -14,11 +14,12 @@ from transformers import PreTrainedModel
 from inference.engine.load.load_engine import load_engine
 from inference.loading.config.hub_config import parse_config
 from inference.loading.embedding.embedding_config import check_directory_config
-from inference.models.batch import EMPTY_STATE, LONE_STATE, Batch
+from inference.models.batch import EMPTY_STATE, LONE_STATE
 from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.models.cache.layout import cache_layout
 from inference.models.families.foreign_types import ROW_BY_ROW_TYPES
 from inference.models.registry import build_model
+from inference.models.step_input import StepInput, block_table_of
 from inference.models.transformers_backend.cached_model import CachedModel
 from inference.models.transformers_backend.learning import learnt_config
 from inference.protocol.load import LoadSpec
@@ -112,28 +113,23 @@ def test_a_step_leaves_the_state_that_it_read(model_type: str, tmp_path: Path) -
     """So that it can be run again where it failed."""
     _, model = built(model_type, tmp_path)
     storage = model.new_kv(4, parity.BLOCK_TOKENS, 4)
-    tokens = torch.tensor(parity.prompt_of(6, seed=1))
-    model.forward(Batch.of_sequence(tokens, parity.BLOCK_TOKENS), storage)
+    tokens = parity.prompt_of(6, seed=1)
+    model.forward(StepInput.of_sequence(tokens, parity.BLOCK_TOKENS), storage)
     states = list((storage.states_of(0) | storage.own_states()).values())
     before = [tensor[LONE_STATE].clone() for tensor in states]
     assert all(kept.any() for kept in before)
-    batch = _decode_of(tokens[:1], position=6, read=LONE_STATE, write=2)
-    first, again = (model.forward(batch, storage) for _ in range(2))
+    step = StepInput.of_decodes(
+        tokens[:1],
+        [6],
+        block_table_of([[0]]),
+        parity.BLOCK_TOKENS,
+        state_slots=([LONE_STATE], [2]),
+    )
+    first, again = (model.forward(step, storage) for _ in range(2))
     assert torch.equal(first, again)
     for tensor, kept in zip(states, before, strict=True):
         assert torch.equal(tensor[LONE_STATE], kept) and not torch.equal(tensor[2], kept)
         assert not tensor[EMPTY_STATE].any()
-
-
-def _decode_of(token: torch.Tensor, *, position: int, read: int, write: int) -> Batch:
-    return Batch(
-        token_ids=token,
-        positions=torch.tensor([position]),
-        slots=torch.tensor([position]),
-        block_ids=torch.tensor([[0]]),
-        state_reads=torch.tensor([read]),
-        state_writes=torch.tensor([write]),
-    )
 
 
 def test_what_transformers_does_not_build_is_refused_before_the_weights(

@@ -10,10 +10,10 @@ import torch
 from inference.engine.load.trial.trial_steps import measure_prefill, run_largest_steps
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.models.backend import AnyModel
-from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.layers.attention import MOST_GATHERED_BYTES
+from inference.models.step_input import StepInput
 from inference.protocol.prefill_speed import PrefillSpeed
 from tests.inference.engine.conftest import Pair
 
@@ -62,30 +62,35 @@ class TimedModel:
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int) -> FakeKV:
         return FakeKV(num_blocks, block_tokens)
 
-    def forward(self, batch: Batch, kv: FakeKV) -> torch.Tensor:
-        self.longest = max(self.longest, batch.end(kv.block_tokens))
-        if batch.num_decodes:
-            self.decode_rows.append(batch.num_decodes)
-            num_copied = batch.decode_blocks.numel() * kv.block_tokens
-            self.most_copied = max(self.most_copied, num_copied)
-        if batch.spans:
-            self._prefill(batch.prompts, kv)
-        rows = batch.token_ids if batch.logit_rows is None else batch.logit_rows
+    def forward(self, step: StepInput, kv: FakeKV) -> torch.Tensor:
+        self.longest = max(self.longest, step.longest_context)
+        count = step.num_decodes
+        if count:
+            self.decode_rows.append(count)
+            width = -(-int(step.context_lens[:count].max()) // kv.block_tokens)
+            self.most_copied = max(self.most_copied, count * width * kv.block_tokens)
+        if len(step.context_lens) > count:
+            self._prefill(step, kv)
+        rows = step.token_ids if step.logit_rows is None else step.logit_rows
         return torch.zeros(len(rows), CONFIG.vocab_size)
 
-    def _prefill(self, batch: Batch, kv: FakeKV) -> None:
-        num_slots = kv.num_blocks * kv.block_tokens
-        assert batch.slots.max() < num_slots
-        assert len(set(batch.slots.tolist())) == len(batch.positions) <= num_slots
-        for span in batch.spans:
-            positions = batch.positions[span.first_row : span.last_row]
-            assert torch.equal(positions, torch.arange(span.start, span.end))
-            blocks = span.block_ids[positions // kv.block_tokens]
-            slots = blocks * kv.block_tokens + positions % kv.block_tokens
-            assert torch.equal(batch.slots[span.first_row : span.last_row], slots)
+    def _prefill(self, step: StepInput, kv: FakeKV) -> None:
+        first_prompt_row = int(step.query_start[step.num_decodes])
+        slots = step.slots[first_prompt_row:]
+        assert slots.max() < kv.num_blocks * kv.block_tokens
+        assert len(set(slots.tolist())) == len(slots)
+        for index in range(step.num_decodes, len(step.context_lens)):
+            first_row, last_row = step.query_start[index : index + 2].tolist()
+            end = int(step.context_lens[index])
+            start = end - (last_row - first_row)
+            positions = step.positions[first_row:last_row]
+            assert positions.tolist() == list(range(start, end))
+            blocks = step.block_table[index, positions // kv.block_tokens]
+            own_slots = blocks * kv.block_tokens + positions % kv.block_tokens
+            assert step.slots[first_row:last_row].tolist() == own_slots.tolist()
         first_time = 1 if self.prompt_rows else 10
-        self.prompt_rows.append(span.last_row)
-        self.now_s += first_time * self._speed.span_s(span.start, span.end)
+        self.prompt_rows.append(last_row - first_prompt_row)
+        self.now_s += first_time * self._speed.span_s(start, end)
 
 
 def measured(model: TimedModel, context_tokens: int) -> PrefillSpeed:

@@ -11,17 +11,17 @@ import torch
 
 from inference.engine.images.prompt_images import Ints
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
-from inference.engine.to_device import on_device
-from inference.models.batch import Pictures
+from inference.models.batch import StepImages
+from inference.models.to_device import on_device
 from inference.models.vision.tower import PictureRows
 from inference.protocol.images import SequenceImage
 
 RowsOf = Callable[[SequenceImage], PictureRows]
 
 
-def step_pictures(
+def step_images(
     schedule: Schedule, positions: npt.NDArray[np.int32], rows_of: RowsOf, device: torch.device
-) -> Pictures | None:
+) -> StepImages | None:
     """``positions``: of the step's rows. ``None`` where no sequence has an image. Raises what
     ``rows_of`` does."""
     if all(sequence.images is None for sequence in schedule.sequences):
@@ -36,7 +36,7 @@ def step_pictures(
     for chunk in schedule.prefills:
         _add(chunk, first_row, places, row_ids, parts, rows_of)
         first_row += chunk.end - chunk.start
-    return Pictures(
+    return StepImages(
         rotary=on_device(places, torch.int64, device),
         row_ids=on_device(row_ids, torch.int64, device),
         rows=PictureRows.joined(parts) if parts else None,

@@ -1,4 +1,4 @@
-"""A step's pictures, for the native decoder: what its rows are rotated by, and which of them are a
+"""A step's images, for the native decoder: what its rows are rotated by, and which of them are a
 picture's."""
 
 from __future__ import annotations
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.models.batch import Pictures
+from inference.models.batch import StepImages
 from inference.models.layers.rope import RopeTable
-from inference.models.native.structs import CPictures, pointer
+from inference.models.native.structs import CImages, pointer
 
 
 @dataclass(frozen=True, slots=True)
-class NativePictures:
+class NativeImages:
     """``cosines`` and ``sines`` (num_rows, rotary_dim / 2); ``pictured`` (num_rows,) int64: which
     of ``embeddings`` (num_pictured, hidden_size) each row is, or -1; ``deepstack`` (num_deepstack,
     num_pictured, hidden_size). Floats are float32."""
@@ -24,10 +24,10 @@ class NativePictures:
     embeddings: torch.Tensor | None
     deepstack: torch.Tensor | None
 
-    def struct(self) -> CPictures:
+    def struct(self) -> CImages:
         """Of tensors that are kept alive by this."""
         rows, added = self.embeddings, self.deepstack
-        return CPictures(
+        return CImages(
             cosines=pointer(self.cosines, torch.float32),
             sines=pointer(self.sines, torch.float32),
             pictured=pointer(self.pictured, torch.int64),
@@ -38,14 +38,14 @@ class NativePictures:
         )
 
 
-def native_pictures(pictures: Pictures, rope: RopeTable) -> NativePictures:
-    cosines, sines = rope.at_places(pictures.rotary)
+def native_images(images: StepImages, rope: RopeTable) -> NativeImages:
+    cosines, sines = rope.at_places(images.rotary)
     half = rope.rotary_dim // 2
     pictured = torch.full((len(cosines),), -1)
-    rows = pictures.rows
+    rows = images.rows
     if rows is not None:
-        pictured[pictures.row_ids] = torch.arange(len(pictures.row_ids))
-    return NativePictures(
+        pictured[images.row_ids] = torch.arange(len(images.row_ids))
+    return NativeImages(
         cosines=cosines[:, 0, :half].contiguous(),
         sines=sines[:, 0, half:].contiguous(),  # the first halves are negated
         pictured=pictured,

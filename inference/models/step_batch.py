@@ -1,4 +1,4 @@
-"""A ``StepInput`` as the ``Batch`` that models take: on a device, all of it in one copy."""
+"""A ``StepInput`` on a device, all of it in one copy: the ``Batch`` that torch's operators take."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from inference.engine.to_device import all_on_device
-from inference.models.batch import EMPTY_STATE, LONE_STATE, Batch, Pictures, PrefillSpan
+from inference.models.batch import EMPTY_STATE, LONE_STATE, Batch, PrefillSpan
 from inference.models.step_input import Ints, StepInput, num_blocks
+from inference.models.to_device import all_on_device
 
 
-def batch_on(device: torch.device, step: StepInput, images: Pictures | None = None) -> Batch:
+def batch_on(device: torch.device, step: StepInput) -> Batch:
     count, num_seqs = step.num_decodes, len(step.context_lens)
     runs: tuple[int, ...] = (1,) * count
     has_runs = not step.only_decodes and int(step.query_start[count]) > count
@@ -40,7 +40,7 @@ def batch_on(device: torch.device, step: StepInput, images: Pictures | None = No
         spans=tuple(_span(step, index, next(tensors)) for index in range(count, num_seqs)),
         adapters=_adapters(step, runs),
         decode_runs=runs if has_runs else None,
-        pictures=images,
+        images=None if step.images is None else step.images.on(device),
     )
 
 

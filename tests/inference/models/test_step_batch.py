@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from inference.engine.step_batch import batch_on
 from inference.models.batch import EMPTY_STATE, LONE_STATE
+from inference.models.step_batch import batch_on
 from inference.models.step_input import StepInput, block_table_of
 
 CPU = torch.device("cpu")
