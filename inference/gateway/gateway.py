@@ -37,7 +37,6 @@ from inference.gateway.neurons.liveness import Liveness, repeat
 from inference.gateway.neurons.queue_demand import QueueDemandReporter
 from inference.gateway.redis.client import redis_client
 from inference.gateway.redis.inbox import Dispatcher
-from inference.gateway.redis.link import RedisLink
 from inference.gateway.redis.readers_by_neuron import EventReaders
 from inference.gateway.redis.refusal_counts import INTERVAL_S as REFUSALS_INTERVAL_S
 from inference.gateway.redis.refusal_counts import RefusalCounts
@@ -52,6 +51,7 @@ from inference.gateway.request.token_bounds import PromptRatios
 from inference.gateway.server.paths import api_path_of
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.keys import WAITING_INTERVAL_S, gateway_alive_key
+from inference.redis_link import RedisLink
 from inference.supervised_threads import SupervisedPool
 from metering.ledger.receipts import Receipts
 from metering.limits.rate_limiter import RateLimiter
@@ -146,6 +146,7 @@ class Gateway:
         make_full_collections_rare()
         self._redis = redis_client(self.config.redis_url, COMMAND_TIMEOUT_S)
         self._frames_link = RedisLink(self.config.redis_url, timeout_s=COMMAND_TIMEOUT_S)
+        self._limits_link = RedisLink(self.config.redis_url, timeout_s=COMMAND_TIMEOUT_S)
         stall_limit_s = self.config.redis_stall_s
         self.streams = RequestStreams()
         self.dispatcher = Dispatcher(self._frames_link, stall_limit_s=stall_limit_s)
@@ -166,7 +167,7 @@ class Gateway:
         self._held = HeldRequestsWatch(
             self._redis, self.gateway_id, self.streams, self.dispatcher, self.readers
         )
-        limiter = RateLimiter(self._redis)
+        limiter = RateLimiter(self._limits_link)
         self.limits = Limiting(limiter, self.prompt_ratios)
         self._limiter = limiter
         self._directory.start()
@@ -305,6 +306,7 @@ class Gateway:
         await self.liveness.withdraw()
         await self._redis.aclose()
         await self._frames_link.aclose()
+        await self._limits_link.aclose()
 
     async def _look_at_held(self) -> None:
         await self._held.look(self.liveness.neuron_names())

@@ -22,11 +22,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import redis
-import redis.asyncio
 
 from inference.protocol import keys
+from inference.redis_link import LuaScript, RedisLink
 from metering.errors import LimitsUnavailableError
 from metering.limits.rules import (
     Counts,
@@ -37,13 +38,12 @@ from metering.limits.rules import (
     refuse_impossible,
     subjects_of,
 )
-from metering.limits.script_queue import ScriptQueue
 from metering.limits.state import NO_LIMITS, LimitState
 from metering.principal import Principal, RateLimits
 
 logger = logging.getLogger(__name__)
 
-SCRIPT = Path(__file__).with_name("rate_limits.lua").read_text()
+SCRIPT = LuaScript(Path(__file__).with_name("rate_limits.lua").read_text())
 LEASE_S = 60.0
 RENEW_INTERVAL_S = 15.0
 RENEW_AGAIN_S = 1.0
@@ -66,10 +66,12 @@ class _Held:
 
 
 class RateLimiter:
-    """One per gateway; belongs to one event loop. ``client`` stays its caller's to close."""
+    """One per gateway; belongs to one event loop. ``link`` stays its caller's to close."""
 
-    def __init__(self, client: redis.asyncio.Redis, *, script: str = SCRIPT) -> None:
-        self._script = ScriptQueue(client, script)
+    def __init__(self, link: RedisLink, *, script: LuaScript = SCRIPT) -> None:
+        self._link = link
+        self._script = script
+        self._calls: set[asyncio.Task[Any]] = set()
         self._held: dict[str, _Held] = {}
 
     async def acquire(
@@ -124,8 +126,8 @@ class RateLimiter:
 
     def _ask(
         self, subjects: Sequence[Subject], request_id: str, tokens: int, most: int
-    ) -> asyncio.Future[list[int]]:
-        return self._script.call(
+    ) -> asyncio.Task[Any]:
+        return self._call(
             [key for each in subjects for key in (_counts_key(each), _open_key(each))],
             "acquire",
             request_id,
@@ -166,7 +168,7 @@ class RateLimiter:
             for key in _lease_keys(held.subjects):
                 open_ids[key].append(request_id)
         replies = [
-            self._script.call([key], "renew", _LEASE_MS, *ids[start : start + MAX_RENEWED_AT_ONCE])
+            self._call([key], "renew", _LEASE_MS, *ids[start : start + MAX_RENEWED_AT_ONCE])
             for key, ids in open_ids.items()
             for start in range(0, len(ids), MAX_RENEWED_AT_ONCE)
         ]
@@ -188,13 +190,14 @@ class RateLimiter:
 
     async def flush(self) -> None:
         """Returns when all corrections and releases have reached Redis or have failed."""
-        await self._script.flush()
+        while self._calls:
+            await asyncio.wait(self._calls)
 
     def _undo(
         self,
         request_id: str,
         subjects: tuple[Subject, ...],
-        reply: asyncio.Future[list[int]],
+        reply: asyncio.Task[Any],
     ) -> None:
         """Refunds the charge of a caller that left before the script's reply was there."""
         if reply.cancelled() or reply.exception():
@@ -212,7 +215,15 @@ class RateLimiter:
     def _call_soon(self, keys: Sequence[str], operation: str, *arguments: str | int) -> None:
         """Calls the script and waits for no reply. Where Redis does not take it, debts drain and
         leases lapse."""
-        self._script.call(keys, operation, *arguments).add_done_callback(_log_loss)
+        self._call(keys, operation, *arguments).add_done_callback(_log_loss)
+
+    def _call(self, keys: Sequence[str], *arguments: str | int) -> asyncio.Task[Any]:
+        """Runs the script, after all calls before it. The task fails with ``redis.RedisError`` or
+        ``OSError``."""
+        call = asyncio.create_task(self._link.run(self._script, keys=keys, args=arguments))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return call
 
 
 def _counts(numbers: Sequence[int]) -> list[Counts]:
@@ -240,6 +251,6 @@ def _limits(subject: Subject) -> tuple[str | int, ...]:
     )
 
 
-def _log_loss(reply: asyncio.Future[list[int]]) -> None:
+def _log_loss(reply: asyncio.Task[Any]) -> None:
     if not reply.cancelled() and (error := reply.exception()):
         logger.info("a change of a limit's count was not delivered: %s", error)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import redis
 import redis.asyncio
 
+from inference.redis_link import LuaScript, RedisLink
 from metering.limits.rate_limiter import SCRIPT
 from metering.principal import Principal, RateLimits
 
 CLOCK_KEY = "test:clock"
 START_MS = 1_795_345_071_058
 
-assert SCRIPT.count("redis.call('TIME')") == 1
-CLOCKED_SCRIPT = SCRIPT.replace("redis.call('TIME')", f"redis.call('LRANGE', '{CLOCK_KEY}', 0, 1)")
+assert SCRIPT.text.count("redis.call('TIME')") == 1
+CLOCKED_SCRIPT = LuaScript(
+    SCRIPT.text.replace("redis.call('TIME')", f"redis.call('LRANGE', '{CLOCK_KEY}', 0, 1)")
+)
 """Redis' own TIME has a list's place: seconds and microseconds."""
 
 
@@ -26,8 +29,13 @@ def principal(*, key: RateLimits | None = None, account: RateLimits | None = Non
 
 
 def connect(url: str) -> redis.asyncio.Redis:
-    """As a gateway connects."""
+    """What a test reads and changes Redis with."""
     return redis.asyncio.Redis.from_url(url, protocol=2, socket_timeout=60)
+
+
+def link_to(url: str) -> RedisLink:
+    """As a gateway connects."""
+    return RedisLink(url, timeout_s=60.0)
 
 
 async def set_clock(client: redis.asyncio.Redis, now_ms: int) -> None:

@@ -27,13 +27,13 @@ import msgspec
 import redis
 
 from inference.gateway.redis.failure import REDIS_BACKOFF
-from inference.gateway.redis.link import RedisLink, ReplyTooLargeError
 from inference.gateway.redis.outage import RedisOutage
 from inference.gateway.request.answer_check import AnswerFaultError
 from inference.gateway.request.event_stream import RequestStream, RequestStreams, events_lost
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.events import EVENT_BATCH_FIELD, EventBatch, decode_event_batch
+from inference.redis_link import LuaScript, RedisLink, ReplyTooLargeError
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +57,10 @@ UNKNOWN_WITHIN_S = 60.0
 """For requests that are not here: an honest neuron's are those that ended while it was writing."""
 LOG_INTERVAL_S = 10.0
 
-NEXT_ENTRY_ID_SCRIPT = """
+NEXT_ENTRY_ID_SCRIPT = LuaScript("""
 local entries = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', 1)
 return entries[1] and entries[1][1]
-"""
+""")
 """The id of the entry after the given one, without its contents."""
 
 Entry = tuple[bytes, dict[bytes, bytes]]
@@ -98,7 +98,6 @@ class EventReader:
         self._untrimmed_bytes = 0
         self._unknown_bytes = 0
         self._unknown_since_s = 0.0
-        self._next_entry_id = link.register_script(NEXT_ENTRY_ID_SCRIPT)
         self.last_entry_id = keys.EVENTS_FIRST_ENTRY_ID
         self.caught_up_s = 0.0
         """On the loop's clock: everything that was in the stream by then has been delivered."""
@@ -165,7 +164,9 @@ class EventReader:
             self._max_entries = max_entries // 2
             await self._grave_fault("its events are too large to be read at once")
             return
-        entry_id = await self._next_entry_id(keys=[self.key], args=[self.last_entry_id])
+        entry_id = await self._redis.run(
+            NEXT_ENTRY_ID_SCRIPT, keys=[self.key], args=[self.last_entry_id]
+        )
         if entry_id is not None:
             self.last_entry_id = entry_id.decode()
             await self._grave_fault("an entry of its events is too large and was skipped")

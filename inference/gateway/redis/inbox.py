@@ -24,11 +24,11 @@ import redis
 
 from inference.gateway.redis.doorbell import ring_message
 from inference.gateway.redis.failure import REDIS_BACKOFF, redis_unavailable
-from inference.gateway.redis.link import RedisLink
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.generation import Cancel, InboxFrame, Submit, encode_inbox_frame
 from inference.protocol.inbox_parts import Entry, inbox_entries
+from inference.redis_link import LuaScript, RedisLink
 from inference.wire.errors import ServiceUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ MAX_INBOX_ENTRIES = 20_000
 """That a neuron has not taken. A neuron that takes none could fill Redis by what it is sent."""
 LOG_INTERVAL_S = 10.0
 
-PUSH_SCRIPT = """
+PUSH_SCRIPT = LuaScript("""
 if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[4]) then
     return redis.error_reply('its neuron does not take its frames')
 end
@@ -57,7 +57,7 @@ redis.call('EXPIRE', KEYS[1], ARGV[2])
 if redis.call('XLEN', KEYS[1]) == (#ARGV - 5) / 2 then
     redis.call('LPUSH', KEYS[2], ARGV[3])
 end
-"""
+""")
 """KEYS: inbox, the neuron's queue. ARGV: field, expiry, ring, the most entries, field of parts;
 then of each entry its part, which may be empty, and its bytes. A ring that is lost costs at most a
 second: the heartbeat drains the inbox too."""
@@ -73,7 +73,7 @@ class Dispatcher:
     """Belongs to one event loop."""
 
     def __init__(self, link: RedisLink, *, stall_limit_s: float) -> None:
-        self._push_frames = link.register_script(PUSH_SCRIPT)
+        self._link = link
         self._stall_limit_s = stall_limit_s
         self._log = ThrottledLog(logger, logging.WARNING, interval_s=LOG_INTERVAL_S)
         self._num_pending_bytes = 0
@@ -166,7 +166,8 @@ class Dispatcher:
         args += MAX_INBOX_ENTRIES, keys.INBOX_PART_FIELD
         for entry in entries:
             args += entry.get(keys.INBOX_PART_FIELD, b""), entry[keys.INBOX_FRAME_FIELD]
-        await self._push_frames(keys=[keys.inbox_key(neuron), keys.neuron_queue(neuron)], args=args)
+        inbox, queue = keys.inbox_key(neuron), keys.neuron_queue(neuron)
+        await self._link.run(PUSH_SCRIPT, keys=[inbox, queue], args=args)
 
     def _fail(self, neuron: str, batch: list[_Outgoing], error: Exception) -> None:
         self._log.log(neuron, f"cannot reach the inbox of {neuron}: {error}")

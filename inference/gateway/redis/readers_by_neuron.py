@@ -21,11 +21,11 @@ import redis.asyncio
 from inference.gateway.background_loops import BackgroundLoops
 from inference.gateway.redis.event_reader import EventReader, OnFault
 from inference.gateway.redis.failure import redis_unavailable
-from inference.gateway.redis.link import RedisLink
 from inference.gateway.redis.outage import RedisOutage
 from inference.gateway.request.event_stream import RequestStreams
 from inference.gateway.shared_work import SharedWork
 from inference.protocol import keys
+from inference.redis_link import RedisLink
 
 logger = logging.getLogger(__name__)
 

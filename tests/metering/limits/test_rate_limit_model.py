@@ -24,6 +24,7 @@ from tests.metering.limits_support import (
     CLOCKED_SCRIPT,
     START_MS,
     connect,
+    link_to,
     set_clock,
 )
 
@@ -101,10 +102,11 @@ class LimitsMachine(RuleBasedStateMachine):
     @initialize(key=LIMITS, account=LIMITS)
     def start(self, key: RateLimits, account: RateLimits) -> None:
         self.runner = asyncio.Runner()
-        self.clients = [connect(self.url), connect(self.url)]
-        self.gateways = [RateLimiter(client, script=CLOCKED_SCRIPT) for client in self.clients]
+        self.client = connect(self.url)
+        self.links = [link_to(self.url), link_to(self.url)]
+        self.gateways = [RateLimiter(link, script=CLOCKED_SCRIPT) for link in self.links]
         self.now_ms = START_MS
-        self.runner.run(self.clients[0].flushall())
+        self.runner.run(self.client.flushall())
         self.tick(0)
         self.who = Principal(account="lab", key="hx-abc", key_limits=key, account_limits=account)
         self.accounts = [Account(key), Account(account)]
@@ -118,8 +120,8 @@ class LimitsMachine(RuleBasedStateMachine):
             self.end(request_id)
         self.tick(3_600_000)
         self.check_all_is_drained()
-        for client in self.clients:
-            self.runner.run(client.aclose())
+        for connection in (*self.links, self.client):
+            self.runner.run(connection.aclose())
         self.runner.close()
 
     def check_all_is_drained(self) -> None:
@@ -132,7 +134,7 @@ class LimitsMachine(RuleBasedStateMachine):
     @rule(elapsed_ms=st.one_of(st.integers(0, 2500), st.sampled_from([20_000, 40_000, 62_500])))
     def tick(self, elapsed_ms: int) -> None:
         self.now_ms += elapsed_ms
-        self.runner.run(set_clock(self.clients[0], self.now_ms))
+        self.runner.run(set_clock(self.client, self.now_ms))
 
     @rule(
         gateway=st.integers(0, 1),
@@ -259,7 +261,7 @@ class LimitsMachine(RuleBasedStateMachine):
 
     @rule()
     def forget_the_script(self) -> None:
-        self.runner.run(self.clients[0].script_flush())
+        self.runner.run(self.client.script_flush())
 
     @invariant()
     def redis_holds_what_it_should(self) -> None:
@@ -275,7 +277,7 @@ class LimitsMachine(RuleBasedStateMachine):
 
     async def in_redis(self) -> list[tuple[Account, list[bytes | None], list[int]]]:
         """Each account's debt and its moment, and how long its keys will live."""
-        pipeline = self.clients[0].pipeline(transaction=False)
+        pipeline = self.client.pipeline(transaction=False)
         names = ("helexa:limit:key:hx-abc", "helexa:limit:account:lab")
         for name in names:
             pipeline.hmget(name, ["tokens", "tokens_at_ms"])

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 
+from inference.redis_link import RedisLink
 from metering.errors import LimitsUnavailableError, RateLimitedError
 from metering.limits.rate_limiter import LEASE_S, RateLimiter
 from metering.limits.state import NO_LIMITS, LimitKind
@@ -21,6 +22,7 @@ from tests.metering.limits_support import (
     connect,
     contents,
     limit_keys,
+    link_to,
     principal,
     set_clock,
 )
@@ -35,10 +37,17 @@ async def client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
 
 
 @pytest_asyncio.fixture
-async def clocked(client: redis.asyncio.Redis) -> RateLimiter:
+async def link(redis_url: str) -> AsyncIterator[RedisLink]:
+    made = link_to(redis_url)
+    yield made
+    await made.aclose()
+
+
+@pytest_asyncio.fixture
+async def clocked(client: redis.asyncio.Redis, link: RedisLink) -> RateLimiter:
     """By a clock that stands until it is set."""
     await set_clock(client, START_MS)
-    return RateLimiter(client, script=CLOCKED_SCRIPT)
+    return RateLimiter(link, script=CLOCKED_SCRIPT)
 
 
 def test_a_caller_without_limits_costs_neither_redis_nor_a_switch() -> None:
@@ -62,8 +71,8 @@ def test_a_caller_without_limits_costs_neither_redis_nor_a_switch() -> None:
     limiter.release("r1")
 
 
-async def test_one_command_a_request(client: redis.asyncio.Redis) -> None:
-    limiter = RateLimiter(client)
+async def test_one_command_a_request(client: redis.asyncio.Redis, link: RedisLink) -> None:
+    limiter = RateLimiter(link)
     limits = RateLimits(requests_per_minute=100, tokens_per_minute=1000, max_concurrent=50)
     who = principal(key=limits, account=limits)
     await limiter.acquire(who, "first", 1)  # loads the script
@@ -179,10 +188,10 @@ async def test_a_script_that_fails_half_way_has_charged_nothing(
 
 
 async def test_a_dead_gateways_seats_come_free(
-    clocked: RateLimiter, client: redis.asyncio.Redis
+    clocked: RateLimiter, client: redis.asyncio.Redis, link: RedisLink
 ) -> None:
     who = principal(account=RateLimits(max_concurrent=2))
-    alive = RateLimiter(client, script=CLOCKED_SCRIPT)
+    alive = RateLimiter(link, script=CLOCKED_SCRIPT)
     await clocked.acquire(who, "dead", 1)
     await alive.acquire(who, "alive", 1)
     await set_clock(client, START_MS + LEASE_MS - 1)
@@ -270,7 +279,7 @@ async def test_what_has_drained_is_not_given_back_again(
 
 async def test_redis_away(tmp_path_factory: pytest.TempPathFactory) -> None:
     nowhere = tmp_path_factory.mktemp("redis") / "none.sock"
-    limiter = RateLimiter(redis.asyncio.Redis.from_url(f"unix://{nowhere}"))
+    limiter = RateLimiter(RedisLink(f"unix://{nowhere}", timeout_s=60.0))
     who = principal(account=RateLimits(requests_per_minute=1, max_concurrent=1))
     with pytest.raises(LimitsUnavailableError):
         await limiter.acquire(who, "r1", 1)

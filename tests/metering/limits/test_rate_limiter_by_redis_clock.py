@@ -14,7 +14,7 @@ from metering.errors import RateLimitedError
 from metering.limits.rate_limiter import RateLimiter
 from metering.limits.state import LimitKind, LimitState
 from metering.principal import RateLimits
-from tests.metering.limits_support import connect, limit_keys, principal
+from tests.metering.limits_support import connect, limit_keys, link_to, principal
 
 
 @pytest_asyncio.fixture
@@ -24,17 +24,17 @@ async def client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
 
 
 @pytest_asyncio.fixture
-async def other_client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
-    async with connect(redis_url) as made:
-        yield made
+async def gateways(redis_url: str) -> AsyncIterator[list[RateLimiter]]:
+    """Two, each with a connection of its own."""
+    links = [link_to(redis_url), link_to(redis_url)]
+    yield [RateLimiter(link) for link in links]
+    for link in links:
+        await link.aclose()
 
 
-async def test_two_gateways_in_bursts_stay_under_the_limits(
-    client: redis.asyncio.Redis, other_client: redis.asyncio.Redis
-) -> None:
+async def test_two_gateways_in_bursts_stay_under_the_limits(gateways: list[RateLimiter]) -> None:
     """By Redis' own clock, whatever time the test takes: in any stretch of time no more than a
     minute's limit and what refilled meanwhile."""
-    gateways = [RateLimiter(client), RateLimiter(other_client)]
     limits = RateLimits(requests_per_minute=30, tokens_per_minute=3000)
     who = principal(key=limits, account=RateLimits(tokens_per_minute=2500))
     admitted: list[tuple[int, int]] = []
@@ -69,9 +69,8 @@ async def test_two_gateways_in_bursts_stay_under_the_limits(
 
 
 async def test_seats_are_never_more_than_there_are(
-    client: redis.asyncio.Redis, other_client: redis.asyncio.Redis
+    client: redis.asyncio.Redis, gateways: list[RateLimiter]
 ) -> None:
-    gateways = [RateLimiter(client), RateLimiter(other_client)]
     who = principal(key=RateLimits(max_concurrent=3), account=RateLimits(max_concurrent=5))
     running: set[str] = set()
     most = served = 0
@@ -101,20 +100,20 @@ async def test_seats_are_never_more_than_there_are(
 
 
 async def test_a_caller_that_leaves_before_the_answer_holds_nothing(
-    client: redis.asyncio.Redis, other_client: redis.asyncio.Redis
+    client: redis.asyncio.Redis, gateways: list[RateLimiter]
 ) -> None:
-    limiter = RateLimiter(client)
+    limiter, _ = gateways
     who = principal(account=RateLimits(tokens_per_minute=1000, max_concurrent=1))
     await limiter.acquire(who, "first", 0)
     limiter.release("first")
     await limiter.flush()
-    await other_client.client_pause(60_000, all=False)
+    await client.client_pause(60_000, all=False)
     acquiring = asyncio.create_task(limiter.acquire(who, "gone", 1000))
     await asyncio.sleep(0.1)
     acquiring.cancel()
     with pytest.raises(asyncio.CancelledError):
         await acquiring
-    await other_client.client_unpause()
+    await client.client_unpause()
     await limiter.flush()
     state: LimitState = await limiter.acquire(who, "next", 990)
     assert state.tokens is not None

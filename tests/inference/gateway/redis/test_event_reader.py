@@ -14,7 +14,6 @@ import redis.asyncio
 
 from inference.gateway.redis import event_reader
 from inference.gateway.redis.event_reader import TRIM_AFTER_BYTES, EventReader
-from inference.gateway.redis.link import RedisLink
 from inference.gateway.redis.outage import RedisOutage
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
 from inference.protocol import keys
@@ -28,6 +27,7 @@ from inference.protocol.events import (
     Usage,
     encode_event_batch,
 )
+from inference.redis_link import RedisLink
 from inference.wire.errors import ApiError
 from tests.inference.gateway.answers import open_stream
 

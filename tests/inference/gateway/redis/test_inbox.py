@@ -8,7 +8,6 @@ from typing import Any
 import redis.asyncio
 
 from inference.gateway.redis.inbox import BYTES_A_PUSH, Dispatcher
-from inference.gateway.redis.link import RedisLink
 from inference.protocol import keys
 from inference.protocol.generation import (
     Cancel,
@@ -19,6 +18,7 @@ from inference.protocol.generation import (
     decode_inbox_frame,
 )
 from inference.protocol.inbox_parts import PART_BYTES, FrameAssembler
+from inference.redis_link import RedisLink
 
 
 def _submit(request_id: str, num_characters: int) -> Submit:

@@ -10,7 +10,6 @@ import pytest_asyncio
 import redis.asyncio
 
 from inference.gateway.redis import readers_by_neuron as event_readers
-from inference.gateway.redis.link import RedisLink
 from inference.gateway.redis.readers_by_neuron import EventReaders
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
 from inference.protocol import keys
@@ -20,6 +19,7 @@ from inference.protocol.events import (
     EventBatch,
     encode_event_batch,
 )
+from inference.redis_link import RedisLink
 from inference.wire.errors import ApiError
 from tests.inference.gateway.answers import open_stream
 

@@ -1,4 +1,4 @@
-"""One connection to Redis for what the gateway does with every token: few commands, no detours.
+"""One connection to Redis for what the gateway does with every request and every token.
 
 redis-py connects and signs in with the URL's credentials; then the connection is ours. A command is
 written as it stands and its reply is read out of what came in, both without a task, a pool, a lock
@@ -6,8 +6,10 @@ or a timer of its own: with redis-py's client one small reply costs the gateway 
 it does for the token in it.
 
     command ─▶ transport ─▶ Redis ─▶ data_received ─▶ the oldest waiting future
+    script ─▶ EVALSHA ─ NOSCRIPT ─▶ EVAL
 
 Replies come in the order of commands, so any number may be under way. Raises redis-py's errors.
+The protocol is at https://redis.io/docs/latest/develop/reference/protocol-spec.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import hiredis
@@ -24,7 +26,6 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from inference.gateway.redis.resp import ReplyBuffer
 from inference.redis_connections import connect_exempt_async
 
 MAX_REPLY_BYTES = 64 * 1024 * 1024
@@ -32,6 +33,16 @@ MAX_REPLY_BYTES = 64 * 1024 * 1024
 
 class ReplyTooLargeError(redis.ConnectionError):
     """A reply has more bytes than this link accepts; the connection was closed while it came in."""
+
+
+class LuaScript:
+    """A script's text, and the hash by which Redis knows it once it has run."""
+
+    __slots__ = ("sha1", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sha1 = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 class RedisLink:
@@ -56,6 +67,8 @@ class RedisLink:
         """redis-py's. It closes its transport when the last reference to it is gone."""
         self._protocol: LinkProtocol | None = None
         self._connecting = asyncio.Lock()
+        self._connect_failure: redis.ConnectionError | None = None
+        """Of the last attempt, where it failed; never raised itself, so it holds no frames."""
 
     async def xread(
         self, streams: dict[str, str], *, count: int, block: int
@@ -69,8 +82,17 @@ class RedisLink:
             for name, entries in reply or ()
         ]
 
-    def register_script(self, text: str) -> LinkScript:
-        return LinkScript(self, text)
+    async def run(
+        self, script: LuaScript, *, keys: Sequence[str], args: Sequence[bytes | str | int]
+    ) -> Any:
+        """The script's reply. Its text is sent only where Redis does not know it. Raises
+        ``redis.RedisError`` or ``OSError``."""
+        try:
+            return await self.command("EVALSHA", script.sha1, len(keys), *keys, *args)
+        except redis.ResponseError as error:
+            if not str(error).startswith("NOSCRIPT"):
+                raise
+        return await self.command("EVAL", script.text, len(keys), *keys, *args)
 
     async def command(self, *arguments: bytes | str | int) -> Any:
         """Its reply. Raises ``redis.RedisError`` or ``OSError``. A caller that stops waiting leaves
@@ -87,37 +109,35 @@ class RedisLink:
         await self._disconnect()
 
     async def _connect(self) -> LinkProtocol:
+        """Commands that wait for an attempt to connect fail with it: each one's own attempt would
+        make the last of them wait for as many timeouts."""
+        earlier = self._connect_failure
         async with self._connecting:
-            if self._protocol is None or self._protocol.is_lost:
-                await self._disconnect()
-                self._connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
-                await self._connection.connect()
-                transport = self._connection._writer.transport
-                self._protocol = LinkProtocol(transport, self._timeout_s, self._max_reply_bytes)
-                transport.set_protocol(self._protocol)
+            if self._protocol is not None and not self._protocol.is_lost:
+                return self._protocol
+            if self._connect_failure not in (None, earlier):
+                raise redis.ConnectionError(str(self._connect_failure))
+            try:
+                self._protocol = await self._open()
+            except (redis.RedisError, OSError) as error:
+                self._connect_failure = redis.ConnectionError(str(error))
+                raise
+            self._connect_failure = None
             return self._protocol
+
+    async def _open(self) -> LinkProtocol:
+        await self._disconnect()
+        self._connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
+        await self._connection.connect()
+        transport = self._connection._writer.transport
+        protocol = LinkProtocol(transport, self._timeout_s, self._max_reply_bytes)
+        transport.set_protocol(protocol)
+        return protocol
 
     async def _disconnect(self) -> None:
         connection, self._connection, self._protocol = self._connection, None, None
         if connection is not None:
             await connection.disconnect(nowait=True)
-
-
-class LinkScript:
-    """A Lua script, which Redis receives once and then knows by its hash."""
-
-    def __init__(self, link: RedisLink, text: str) -> None:
-        self._link = link
-        self._text = text
-        self._sha1 = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-    async def __call__(self, *, keys: Sequence[str], args: Sequence[bytes | str | int]) -> Any:
-        try:
-            return await self._link.command("EVALSHA", self._sha1, len(keys), *keys, *args)
-        except redis.ResponseError as error:
-            if not str(error).startswith("NOSCRIPT"):
-                raise
-        return await self._link.command("EVAL", self._text, len(keys), *keys, *args)
 
 
 class LinkProtocol(asyncio.Protocol):
@@ -189,3 +209,38 @@ class LinkProtocol(asyncio.Protocol):
 
 def _as_dict(fields: list[bytes]) -> dict[bytes, bytes]:
     return dict(zip(fields[::2], fields[1::2], strict=True))
+
+
+class ReplyBuffer:
+    """Replies of RESP2 as they come in, cut anywhere. Pure.
+
+    Bulk strings and statuses are bytes, arrays lists, integers ``int``; nothing is ``None``; an
+    error is a ``redis.ResponseError``, given like any other reply. hiredis parses each byte once,
+    however a reply is cut.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        """At most so many were received of the reply that is not complete yet."""
+        self._reader = hiredis.Reader(
+            protocolError=redis.InvalidResponse,
+            replyError=redis.ResponseError,
+            notEnoughData=_INCOMPLETE,
+        )
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Yield the replies that are complete now. Raises ``redis.InvalidResponse``."""
+        self._reader.feed(data)
+        self.num_bytes += len(data)
+        while (reply := self._reader.gets()) is not _INCOMPLETE:
+            self.num_bytes = len(data)
+            yield reply
+        if not self._reader.has_data():
+            self.num_bytes = 0
+
+
+class _Incomplete:
+    """The rest has not come yet."""
+
+
+_INCOMPLETE = _Incomplete()

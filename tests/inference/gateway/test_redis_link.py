@@ -12,7 +12,7 @@ import pytest_asyncio
 import redis
 import redis.asyncio
 
-from inference.gateway.redis.link import RedisLink, ReplyTooLargeError
+from inference.redis_link import LuaScript, RedisLink, ReplyTooLargeError
 
 GENEROUS_S = 60.0
 
@@ -75,14 +75,13 @@ async def test_a_refusal_is_an_error_of_its_command_alone(link: RedisLink) -> No
 
 
 async def test_a_script_is_told_once(link: RedisLink, redis_client: redis.asyncio.Redis) -> None:
-    script = link.register_script("return {KEYS[1], ARGV[1], tonumber(ARGV[2]) + 1}")
+    script = LuaScript("return {KEYS[1], ARGV[1], tonumber(ARGV[2]) + 1}")
     for _ in range(2):
-        assert await script(keys=["key"], args=[b"\xff", 41]) == [b"key", b"\xff", 42]
+        assert await link.run(script, keys=["key"], args=[b"\xff", 41]) == [b"key", b"\xff", 42]
     await redis_client.script_flush()
-    assert await script(keys=["key"], args=["again", 0]) == [b"key", b"again", 1]
-    broken = link.register_script("return redis.call('NOTHING')")
+    assert await link.run(script, keys=["key"], args=["again", 0]) == [b"key", b"again", 1]
     with pytest.raises(redis.ResponseError):
-        await broken(keys=[], args=[])
+        await link.run(LuaScript("return redis.call('NOTHING')"), keys=[], args=[])
 
 
 async def test_a_lost_connection_fails_what_is_under_way_and_is_made_again(
@@ -150,6 +149,27 @@ async def test_a_redis_that_is_away_is_an_error_of_redis_py() -> None:
     with pytest.raises(redis.ConnectionError):
         await link.command("PING")
     await link.aclose()
+
+
+async def test_commands_share_an_attempt_to_connect_and_its_failure() -> None:
+    greeted = 0
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal greeted
+        greeted += 1
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    link = RedisLink(f"redis://127.0.0.1:{port}/0", timeout_s=GENEROUS_S)
+    for attempt in (1, 2):
+        replies = await asyncio.gather(
+            *(link.command("PING") for _ in range(9)), return_exceptions=True
+        )
+        assert all(isinstance(reply, redis.ConnectionError) for reply in replies)
+        assert greeted == attempt
+    await link.aclose()
+    server.close()
 
 
 async def test_a_reply_over_the_bound_closes_the_connection_and_not_the_link(

@@ -9,7 +9,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.gateway.redis.resp import ReplyBuffer
+from inference.redis_link import ReplyBuffer
 
 scalars = st.none() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=40)
 replies = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4), max_leaves=12)
