@@ -9,10 +9,11 @@ reading them too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from django.db import Error as DjangoDatabaseError
 from django.db.models import BooleanField
+from django.http import QueryDict
 from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.filters import BaseFilterBackend
 from rest_framework.generics import GenericAPIView
@@ -27,9 +28,6 @@ from metering.api.authentication import Caller
 from metering.api.problems import ProblemError, ensure_no_nul
 from metering.principal import Scope
 
-if TYPE_CHECKING:
-    from fleet.api.command_calls import CommandCall
-
 MAX_OFFSET = 10**9
 READING = ("GET", "HEAD", "OPTIONS")
 WRITERS_PERMISSION = "fleet.change_cataloguemodel"
@@ -40,6 +38,24 @@ DRY_RUN = "dry_run"
 """The query parameter of every DELETE, and of a POST that removes."""
 COMMAND_CALLER = Caller(principal=None)
 """``manage.py`` on a machine with the database: its user has all permissions."""
+
+
+class Call(Protocol):
+    """What an operation reads of its caller: of REST framework's request, or of a command."""
+
+    @property
+    def method(self) -> str | None: ...
+    @property
+    def query_params(self) -> QueryDict: ...
+    @property
+    def data(self) -> Any:
+        """The JSON of the body. Raises ``rest_framework.exceptions.APIException``."""
+
+    @property
+    def user(self) -> Any: ...
+    @property
+    def auth(self) -> Any:
+        """A ``Caller``."""
 
 
 class Page(LimitOffsetPagination):
@@ -55,6 +71,10 @@ class Page(LimitOffsetPagination):
     def get_offset(self, request: Request) -> int:
         """Raises ``ProblemError``."""
         return _number(request, "offset", 0, 0, MAX_OFFSET)
+
+    def get_next_link(self) -> str | None:
+        """Of a request. A command has no URL, and counts the rows."""
+        return super().get_next_link() if isinstance(self.request, Request) else None
 
     def get_paginated_response(self, data: Any) -> Response:
         return Response({"data": data, "num_rows": self.count, "next": self.get_next_link()})
@@ -138,16 +158,16 @@ class FleetView(GenericAPIView[Any]):
         self.ensure_may(request)
         if request.method is None or not hasattr(self, request.method.lower()):
             raise MethodNotAllowed(request.method or "")
-        self._ensure_known_parameters(request)
+        self.ensure_known_parameters(request)
 
-    def answer(self, call: CommandCall, **ids: Any) -> Response:
+    def answer(self, call: Call, **ids: Any) -> Response:
         """What the method answers to a command, refusals included. Raises ``django.db.Error``: an
         operator at this machine may read the reason."""
-        self.request = cast(Request, call)
+        self.request = cast(Request, call)  # for REST framework's mixins
         self.args, self.kwargs, self.format_kwarg = (), ids, None
         try:
-            self._ensure_known_parameters(self.request)
-            answered: Response = getattr(self, call.method.lower())(self.request, **ids)
+            self.ensure_known_parameters(call)
+            answered: Response = getattr(self, str(call.method).lower())(call, **ids)
         except DjangoDatabaseError:
             raise
         except Exception as error:  # noqa: BLE001 -- as REST framework does for requests
@@ -157,15 +177,15 @@ class FleetView(GenericAPIView[Any]):
     def handle_exception(self, exc: Exception) -> Response:
         return super().handle_exception(problem_of(exc) if isinstance(exc, FleetError) else exc)
 
-    def ensure_may(self, request: Request) -> None:
+    def ensure_may(self, call: Call) -> None:
         """Raises ``ProblemError``."""
-        caller = cast(Caller, request.auth)
+        caller = cast(Caller, call.auth)
         if caller is COMMAND_CALLER:
             return
-        scope = self.read_scope if request.method in READING else self.write_scope
+        scope = self.read_scope if call.method in READING else self.write_scope
         if caller.username is not None:
-            permission = self.permission(request.method or "")
-            user = request.user
+            permission = self.permission(call.method or "")
+            user = call.user
             may = user.is_staff and (permission is None or user.has_perm(permission))
         else:
             may = caller.principal is not None and caller.principal.has(scope)
@@ -193,15 +213,15 @@ class FleetView(GenericAPIView[Any]):
         assert caller.principal is not None, "nobody was let in"
         return key_actor(caller.principal.key or caller.principal.account)
 
-    def _ensure_known_parameters(self, request: Request) -> None:
+    def ensure_known_parameters(self, call: Call) -> None:
         known = {*self.filters, "account", "format", "limit", "offset"}
-        if request.method == "DELETE" or (request.method == "POST" and self.post_removes):
+        if call.method == "DELETE" or (call.method == "POST" and self.post_removes):
             known.add(DRY_RUN)
-        for name in request.query_params:
+        for name in call.query_params:
             if name not in known:
                 detail = f"There is no parameter {name!r} here."
                 raise ProblemError(400, "unknown_parameter", detail, param=name)
-        ensure_no_nul(request)
+        ensure_no_nul(call.query_params)
         if any("\0" in str(part) for part in self.kwargs.values()):
             raise ProblemError(404, "unknown_url", "There is nothing at this URL.")
 
@@ -209,8 +229,8 @@ class FleetView(GenericAPIView[Any]):
 class FleetListView(ListModelMixin, FleetView):
     """``GET`` is a page of rows."""
 
-    def get(self, request: Request) -> Response:
-        return self.list(request)
+    def get(self, call: Call) -> Response:
+        return self.list(self.request)
 
 
 def problem_of(error: FleetError) -> ProblemError:
@@ -222,10 +242,10 @@ def problem_of(error: FleetError) -> ProblemError:
     )
 
 
-def body_of(request: Request, *known: str) -> dict[str, Any]:
+def body_of(call: Call, *known: str) -> dict[str, Any]:
     """The JSON object of a request that has these fields and no others. Raises
     ``ProblemError``."""
-    body = request.data
+    body = call.data
     if not isinstance(body, dict):
         raise ProblemError(400, "invalid_json", "The body is to be a JSON object.")
     for name in body:
@@ -253,8 +273,8 @@ def texts_in(body: dict[str, Any], name: str) -> list[str]:
     return value
 
 
-def _number(request: Request, name: str, default: int, least: int, most: int) -> int:
-    word = request.query_params.get(name, str(default))
+def _number(call: Call, name: str, default: int, least: int, most: int) -> int:
+    word = call.query_params.get(name, str(default))
     is_number = word.isascii() and word.isdigit() and len(word) <= len(str(most))
     if not is_number or not least <= int(word) <= most:
         detail = f"{name!r} is to be a number from {least} to {most}."

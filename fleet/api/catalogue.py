@@ -6,11 +6,10 @@ from functools import partial
 from typing import Any
 
 from drf_spectacular.utils import extend_schema
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import FleetListView, FleetView, body_of, text_in
+from fleet.api.access import Call, FleetListView, FleetView, body_of, text_in
 from fleet.api.removal import removal_schema, removed
 from fleet.api.shapes import AliasShape, CatalogueShape
 from fleet.catalogue import SETTINGS, SettingValue
@@ -32,8 +31,8 @@ class CatalogueView(FleetListView):
     filters = {"enabled": "enabled", "pinned": "pinned", "base": "base", "source": "source"}
 
     @extend_schema(responses={201: CatalogueShape})
-    def post(self, request: Request) -> Response:
-        body = body_of(request, "name", *SETTINGS)
+    def post(self, call: Call) -> Response:
+        body = body_of(call, "name", *SETTINGS)
         name = text_in(body, "name")
         values = _settings(body)
         if values.get("source") is None:
@@ -47,24 +46,24 @@ class CatalogueModelView(FleetView):
     permission_of = "fleet.cataloguemodel"
     queryset = CatalogueModel.objects.none()
 
-    def get(self, request: Request, name: str) -> Response:
+    def get(self, call: Call, name: str) -> Response:
         return Response(self.get_serializer(selectors.model_known(name)).data)
 
-    def patch(self, request: Request, name: str) -> Response:
+    def patch(self, call: Call, name: str) -> Response:
         """Changes the given fields. Loaded replicas keep their settings until they are reloaded."""
         model = selectors.model_known(name)
-        values = _settings(body_of(request, *SETTINGS))
+        values = _settings(body_of(call, *SETTINGS))
         model.assign(values)
         services.catalogue_model_update(actor=self.actor, model=model, changed_fields=list(values))
         return Response(self.get_serializer(selectors.model_known(name)).data)
 
     @removal_schema
-    def delete(self, request: Request, name: str) -> Response:
+    def delete(self, call: Call, name: str) -> Response:
         """Deletes the model with its aliases, and unloads its replicas. A base can only be deleted
         after its adapters."""
         model = selectors.model_known(name)
         remove = partial(services.catalogue_model_delete, actor=self.actor, model=model)
-        return removed(request, self.actor, remove)
+        return removed(call, self.actor, remove)
 
 
 class AliasesView(FleetListView):
@@ -74,8 +73,8 @@ class AliasesView(FleetListView):
     filters = {"model": "model__name"}
 
     @extend_schema(request=new_schema("AliasStart", ALIASES), responses={201: AliasShape})
-    def post(self, request: Request) -> Response:
-        body = new_row(request, ALIASES)
+    def post(self, call: Call) -> Response:
+        body = new_row(call, ALIASES)
         model = selectors.model_known(body["model"])
         alias = services.alias_create(actor=self.actor, name=body["name"], model=model)
         return Response(self.get_serializer(alias).data, status=201)
@@ -86,22 +85,22 @@ class AliasView(FleetView):
     permission_of = "fleet.alias"
     queryset = Alias.objects.none()
 
-    def get(self, request: Request, name: str) -> Response:
+    def get(self, call: Call, name: str) -> Response:
         return Response(self.get_serializer(_alias(name)).data)
 
     @extend_schema(request=change_schema("AliasChange", ALIASES))
-    def patch(self, request: Request, name: str) -> Response:
+    def patch(self, call: Call, name: str) -> Response:
         """Points the alias at another model; requests follow within a second."""
-        alias, changed = _alias(name), changed_row(request, ALIASES)
+        alias, changed = _alias(name), changed_row(call, ALIASES)
         if "model" in changed:
             alias.model = selectors.model_known(changed["model"])
         services.alias_update(actor=self.actor, alias=alias, changed_fields=list(changed))
         return Response(self.get_serializer(alias).data)
 
     @removal_schema
-    def delete(self, request: Request, name: str) -> Response:
+    def delete(self, call: Call, name: str) -> Response:
         remove = partial(services.alias_delete, actor=self.actor, alias=_alias(name))
-        return removed(request, self.actor, remove)
+        return removed(call, self.actor, remove)
 
 
 def _alias(name: str) -> Alias:

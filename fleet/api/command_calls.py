@@ -1,8 +1,9 @@
-"""Commands call the API's views in their own process: no HTTP request, no authentication.
+"""Commands run the API's operations in their own process: no HTTP, no authentication.
 
     models load qwen ─▶ answer_of("POST", "catalogue/qwen/load", {}) ─▶ ModelJobsView.answer
 
-The paths are the operations' names, which a command has anyway for a server (``--url``).
+The table of operations is that of the URLs: a command needs the paths anyway, for a server
+(``--url``).
 """
 
 from __future__ import annotations
@@ -25,29 +26,22 @@ API_URLS = "helexa_site.api_urls"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandCall:
-    """What views read of a request. Only code of this process can make one."""
+    """A ``Call`` that only code of this process can make."""
 
     method: str
-    path: str
     query_params: QueryDict
     data: dict[str, Any]
     user: AnonymousUser = field(default_factory=AnonymousUser)
     auth: Caller = COMMAND_CALLER
-
-    def build_absolute_uri(self, location: str | None = None) -> str:
-        query = self.query_params.urlencode()
-        return f"http://localhost{location or self.path + (query and f'?{query}')}"
 
 
 def answer_of(method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
     """The status and the JSON that a server answers at ``/api/{path}``, refusals included. Raises
     ``django.db.Error``."""
     quoted, _, query = path.partition("?")
-    where = f"/api/{urllib.parse.unquote(quoted)}"
-    found: Any = resolve(where, API_URLS)
+    found: Any = resolve(f"/api/{urllib.parse.unquote(quoted)}", API_URLS)
     call = CommandCall(
         method=method,
-        path=where,
         query_params=QueryDict(query),
         data=json.loads(json.dumps(body or {})),  # lists and text, as a server reads them
     )

@@ -10,11 +10,10 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema, inline_serializer
 from rest_framework import serializers
 from rest_framework.renderers import JSONRenderer
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import DRY_RUN, FleetListView, FleetView, body_of, text_in, texts_in
+from fleet.api.access import DRY_RUN, Call, FleetListView, FleetView, body_of, text_in, texts_in
 from fleet.api.jobs import EventStreamRenderer, events_response
 from fleet.api.removal import DRY_RUN_PARAMETER, DryRunShape, is_dry, would_response
 from fleet.api.shapes import CachedShape, DownloadShape
@@ -75,14 +74,14 @@ class DownloadsView(FleetListView, DownloadRowsView):
         request=STARTED,
         responses={202: DownloadShape, 200: DryRunShape},
     )
-    def post(self, request: Request) -> Response:
+    def post(self, call: Call) -> Response:
         """A pull that is under way already is answered with itself. One that was cancelled or
         broken off is resumed by the next."""
         known = ("kind", "source", "model", "file", "revision", "neuron", "files")
-        body = body_of(request, *known)
+        body = body_of(call, *known)
         kind = body.get("kind", DownloadKind.PULL.value)
         if kind == DownloadKind.PULL.value:
-            if DRY_RUN in request.query_params:
+            if DRY_RUN in call.query_params:
                 detail = "Only a deletion has a dry run."
                 raise ProblemError(400, "unknown_parameter", detail, param=DRY_RUN)
             _refuse(body, "files", "Only a deletion is of some files.")
@@ -100,7 +99,7 @@ class DownloadsView(FleetListView, DownloadRowsView):
             revision=_optional(body, "revision") or "",
             files=texts_in(body, "files"),
         )
-        return would_response(self.actor, delete) if is_dry(request) else self.accepted(delete())
+        return would_response(self.actor, delete) if is_dry(call) else self.accepted(delete())
 
     def _pull(self, body: dict[str, Any]) -> Download:
         neuron = _optional(body, "neuron")
@@ -120,15 +119,15 @@ class DownloadsView(FleetListView, DownloadRowsView):
 
 
 class DownloadView(DownloadRowsView):
-    def get(self, request: Request, pk: Any) -> Response:
+    def get(self, call: Call, pk: Any) -> Response:
         return Response(self.get_serializer(self.download(pk)).data)
 
 
 class DownloadCancelView(DownloadRowsView):
     @extend_schema(request=None, responses={202: DownloadShape})
-    def post(self, request: Request, pk: Any) -> Response:
+    def post(self, call: Call, pk: Any) -> Response:
         """The download ends when its neuron has ended it. The bytes that came so far stay."""
-        body_of(request)
+        body_of(call)
         download = services.download_cancel(actor=self.actor, download=self.download(pk))
         return self.accepted(download)
 
@@ -139,7 +138,7 @@ class DownloadEventsView(DownloadRowsView):
     renderer_classes = (JSONRenderer, EventStreamRenderer)
 
     @extend_schema(responses={(200, "text/event-stream"): OpenApiTypes.STR})
-    def get(self, request: Request, pk: Any) -> Any:
+    def get(self, call: Call, pk: Any) -> Any:
         return events_response(partial(_look, self.download(pk).pk))
 
 
@@ -157,9 +156,9 @@ class NeuronCachedView(CachedView):
     """The same of one neuron."""
 
     @extend_schema(operation_id="neurons_cached_list")
-    def get(self, request: Request, name: str) -> Response:  # type: ignore[override]
+    def get(self, call: Call, name: str) -> Response:  # type: ignore[override]
         selectors.neuron_known(name)
-        return self.list(request)
+        return self.list(self.request)
 
 
 def _look(pk: Any) -> dict[str, Any] | None:

@@ -6,11 +6,10 @@ import msgspec
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import services
-from fleet.api.access import FleetView, body_of, text_in
+from fleet.api.access import Call, FleetView, body_of, text_in
 from fleet.errors import DrillOrderError
 from fleet.models import Neuron
 from metering.api.problems import ProblemError
@@ -28,8 +27,8 @@ class DrillView(FleetView):
         return "fleet.change_neuron"
 
     @extend_schema(request=OpenApiTypes.OBJECT, responses={202: OpenApiTypes.OBJECT})
-    def post(self, request: Request, name: str) -> Response:
-        body = body_of(request, "fault", "model", "seconds")
+    def post(self, call: Call, name: str) -> Response:
+        body = body_of(call, "fault", "model", "seconds")
         seconds = body.get("seconds")
         if seconds is not None and type(seconds) is not int:
             raise ProblemError(

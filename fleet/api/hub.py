@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors
-from fleet.api.access import FleetView
+from fleet.api.access import Call, FleetView
 from fleet.hub.offers import Choice, HubRepository, choices_of
 from fleet.live import reading as live
 from metering.api.problems import ProblemError
@@ -72,8 +71,8 @@ class HubSearchView(FleetView):
         parameters=[OpenApiParameter("search", str, required=True)],
         responses={200: MatchShape(many=True)},
     )
-    def get(self, request: Request) -> Response:
-        words = request.query_params.get("search", "").strip()
+    def get(self, call: Call) -> Response:
+        words = call.query_params.get("search", "").strip()
         if not 0 < len(words) <= MAX_WORDS:
             detail = f"'search' is to be 1 to {MAX_WORDS} characters of a name."
             raise ProblemError(400, "invalid_value", detail, param="search")
@@ -88,8 +87,8 @@ class HubRepositoryView(FleetView):
     filters = {"revision": ""}
 
     @extend_schema(parameters=[OpenApiParameter("revision", str)], responses=RepositoryShape)
-    def get(self, request: Request, owner: str, name: str) -> Response:
-        revision = request.query_params.get("revision") or None
+    def get(self, call: Call, owner: str, name: str) -> Response:
+        revision = call.query_params.get("revision") or None
         repository = _client().repository(f"{owner}/{name}", revision)
         snapshot = live.read_snapshot_sync(live.redis_client())
         choices = choices_of(repository, snapshot, selectors.catalogue_by_name())

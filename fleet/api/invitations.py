@@ -7,11 +7,10 @@ from typing import Any
 
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import services
-from fleet.api.access import FleetListView, FleetView
+from fleet.api.access import Call, FleetListView, FleetView
 from fleet.api.removal import removal_schema, removed
 from fleet.live.desired_state import AdmissionPolicy
 from fleet.models import FleetPolicy, Invitation
@@ -56,8 +55,8 @@ class InvitationsView(FleetListView):
     @extend_schema(
         request=new_schema("InvitationStart", INVITATIONS), responses={201: NewInvitationShape}
     )
-    def post(self, request: Request) -> Response:
-        body = new_row(request, INVITATIONS)
+    def post(self, call: Call) -> Response:
+        body = new_row(call, INVITATIONS)
         line = services.neuron_invite(
             actor=self.actor, neuron_name=body["neuron"], address=body.get("address") or None
         )
@@ -70,15 +69,15 @@ class InvitationView(FleetView):
     permission_of = "fleet.invitation"
     queryset = Invitation.objects.none()
 
-    def get(self, request: Request, name: str) -> Response:
+    def get(self, call: Call, name: str) -> Response:
         return Response(self.get_serializer(_invitation(name)).data)
 
     @removal_schema
-    def delete(self, request: Request, name: str) -> Response:
+    def delete(self, call: Call, name: str) -> Response:
         """Shuts the host out: its Redis user goes, and its connections with it."""
         _invitation(name)
         remove = partial(services.neuron_revoke, actor=self.actor, neuron_name=name)
-        return removed(request, self.actor, remove)
+        return removed(call, self.actor, remove)
 
 
 class PolicyView(FleetView):
@@ -88,12 +87,12 @@ class PolicyView(FleetView):
     permission_of = "fleet.fleetpolicy"
     queryset = FleetPolicy.objects.none()
 
-    def get(self, request: Request) -> Response:
+    def get(self, call: Call) -> Response:
         return Response(self._shown())
 
     @extend_schema(request=change_schema("PolicyChange", POLICY))
-    def patch(self, request: Request) -> Response:
-        changed = changed_row(request, POLICY)
+    def patch(self, call: Call) -> Response:
+        changed = changed_row(call, POLICY)
         if "admission" in changed:
             policy = AdmissionPolicy(changed["admission"])
             services.admission_policy_set(actor=self.actor, policy=policy)

@@ -11,11 +11,10 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema, inline_serializer
 from rest_framework import serializers
 from rest_framework.renderers import JSONRenderer
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import FleetListView, FleetView, body_of, text_in, texts_in
+from fleet.api.access import Call, FleetListView, FleetView, body_of, text_in, texts_in
 from fleet.api.job_events import job_events
 from fleet.api.shapes import LoadJobShape
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
@@ -52,8 +51,8 @@ class LoadJobsView(FleetListView, JobView):
     filters = {"kind": "kind", "status": "status", "model": "model_name", "neuron": "neuron__name"}
 
     @extend_schema(request=STARTED, responses={202: LoadJobShape})
-    def post(self, request: Request) -> Response:
-        body = body_of(request, "kind", "model", "neuron", "devices")
+    def post(self, call: Call) -> Response:
+        body = body_of(call, "kind", "model", "neuron", "devices")
         kind, model = body.get("kind", LoadJobKind.LOAD.value), text_in(body, "model")
         if kind == LoadJobKind.LOAD and "devices" not in body:
             neuron = text_in(body, "neuron") if "neuron" in body else None
@@ -89,15 +88,15 @@ class OneJobView(JobView):
 
 
 class LoadJobView(OneJobView):
-    def get(self, request: Request, pk: Any) -> Response:
+    def get(self, call: Call, pk: Any) -> Response:
         return Response(self.get_serializer(self.job(pk)).data)
 
 
 class LoadJobCancelView(OneJobView):
     @extend_schema(request=None, responses={202: LoadJobShape})
-    def post(self, request: Request, pk: Any) -> Response:
+    def post(self, call: Call, pk: Any) -> Response:
         """The answer is the unload that ends it."""
-        body_of(request)
+        body_of(call)
         return self.accepted(services.load_job_cancel(actor=self.actor, job=self.job(pk)))
 
 
@@ -121,7 +120,7 @@ class LoadJobEventsView(OneJobView):
     renderer_classes = (JSONRenderer, EventStreamRenderer)
 
     @extend_schema(responses={(200, "text/event-stream"): OpenApiTypes.STR})
-    def get(self, request: Request, pk: Any) -> Any:
+    def get(self, call: Call, pk: Any) -> Any:
         return events_response(partial(_look, self.job(pk).pk))
 
 
@@ -135,8 +134,8 @@ class ModelJobsView(JobView):
         request=inline_serializer("ModelJob", {"neuron": serializers.CharField(required=False)}),
         responses={202: inline_serializer("ModelJobs", {"data": LoadJobShape(many=True)})},
     )
-    def post(self, request: Request, name: str) -> Response:
-        body = body_of(request, "neuron")
+    def post(self, call: Call, name: str) -> Response:
+        body = body_of(call, "neuron")
         neuron = text_in(body, "neuron") if "neuron" in body else None
         jobs = self._start(name, neuron)
         if jobs and all(job.status == LoadJobStatus.FAILED for job in jobs):

@@ -7,10 +7,9 @@ from dataclasses import asdict
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
-from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api.access import FleetView
+from fleet.api.access import Call, FleetView
 from fleet.live.engine_logs import DEFAULT_LINES, engine_log
 from inference.protocol.engine_logs import MAX_LINES
 from metering.api.problems import ProblemError
@@ -27,14 +26,14 @@ class EngineLogView(FleetView):
         parameters=[OpenApiParameter("lines", int, default=DEFAULT_LINES)],
         responses={200: OpenApiTypes.OBJECT},
     )
-    def get(self, request: Request, name: str, model: str) -> Response:
-        log = engine_log(name, model, _num_lines(request))
+    def get(self, call: Call, name: str, model: str) -> Response:
+        log = engine_log(name, model, _num_lines(call))
         return Response(asdict(log))
 
 
-def _num_lines(request: Request) -> int:
+def _num_lines(call: Call) -> int:
     """Raises ``ProblemError``."""
-    text = request.query_params.get("lines", str(DEFAULT_LINES))
+    text = call.query_params.get("lines", str(DEFAULT_LINES))
     is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_LINES))
     num_lines = int(text) if is_number else 0
     if not 1 <= num_lines <= MAX_LINES:

@@ -7,11 +7,10 @@ from dataclasses import asdict
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import FleetView, body_of, text_in
+from fleet.api.access import Call, FleetView, body_of, text_in
 from fleet.models_toml import plan_import, read_document
 from fleet.models_toml.export import write_document
 from metering.api.problems import ProblemError
@@ -22,15 +21,15 @@ class ModelsTomlView(FleetView):
     serializer_class = serializers.Serializer
 
     @extend_schema(responses=OpenApiTypes.OBJECT)
-    def get(self, request: Request) -> Response:
+    def get(self, call: Call) -> Response:
         return Response({"toml": write_document(selectors.catalogue_state())})
 
     @extend_schema(request=OpenApiTypes.OBJECT, responses=OpenApiTypes.OBJECT)
-    def post(self, request: Request) -> Response:
+    def post(self, call: Call) -> Response:
         """``{"toml": "…", "apply": false, "prune": false, "seen": "…"}``. Without ``apply`` it
         returns the plan and the entries' ``problems``; while there are any, ``apply`` is refused.
         ``seen`` is the digest of that plan, and another one is refused."""
-        body = body_of(request, "toml", "apply", "prune", "seen")
+        body = body_of(call, "toml", "apply", "prune", "seen")
         document = read_document(text_in(body, "toml"))
         apply, prune = _flag(body.get("apply", False)), _flag(body.get("prune", False))
         seen = text_in(body, "seen") if body.get("seen") is not None else None

@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from drf_spectacular.utils import extend_schema
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import FleetListView, FleetView, body_of
+from fleet.api.access import Call, FleetListView, FleetView, body_of
 from fleet.api.removal import removal_schema, removed
 from fleet.api.shapes import DeviceShape, NeuronShape, ReplicaShape
 from fleet.models import Device, Neuron, Replica
@@ -35,14 +34,14 @@ class NeuronView(FleetView):
     permission_of = "fleet.neuron"
     queryset = Neuron.objects.none()
 
-    def get(self, request: Request, name: str) -> Response:
+    def get(self, call: Call, name: str) -> Response:
         return Response(self.get_serializer(_neuron(name)).data)
 
     @removal_schema
-    def delete(self, request: Request, name: str) -> Response:
+    def delete(self, call: Call, name: str) -> Response:
         """Forgets a neuron that is away, with its load jobs."""
         remove = partial(services.neuron_remove, actor=self.actor, neuron_name=name)
-        return removed(request, self.actor, remove)
+        return removed(call, self.actor, remove)
 
 
 class NeuronStateView(FleetView):
@@ -57,8 +56,8 @@ class NeuronStateView(FleetView):
         return "fleet.change_neuron"
 
     @extend_schema(request=None)
-    def post(self, request: Request, name: str) -> Response:
-        body_of(request)
+    def post(self, call: Call, name: str) -> Response:
+        body_of(call)
         DESIRED_STATES[self.desired](actor=self.actor, neuron_name=name)
         return Response(self.get_serializer(_neuron(name)).data)
 

@@ -8,12 +8,11 @@ from typing import Any
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors, services
 from fleet.api import original_shapes as shapes
-from fleet.api.access import FleetView, body_of, problem_of, text_in
+from fleet.api.access import Call, FleetView, body_of, problem_of, text_in
 from fleet.catalogue.outdated import is_outdated
 from fleet.errors import FleetError, PlacementRefusedError, UnknownModelError
 from fleet.job_waiting import wait_for_job
@@ -61,17 +60,17 @@ class OriginalView(FleetView):
 
 
 class VersionView(OriginalView):
-    def get(self, request: Request, name: str) -> Response:
+    def get(self, call: Call, name: str) -> Response:
         return Response(shapes.version(self.heartbeat(name)))
 
 
 class DiscoveryView(OriginalView):
-    def get(self, request: Request, name: str) -> Response:
+    def get(self, call: Call, name: str) -> Response:
         return Response(shapes.discovery(self.heartbeat(name)))
 
 
 class HealthView(OriginalView):
-    def get(self, request: Request, name: str) -> Response:
+    def get(self, call: Call, name: str) -> Response:
         return Response(shapes.health(self.heartbeat(name), _expected(name)))
 
 
@@ -95,26 +94,26 @@ def _expected(name: str) -> list[str]:
 
 class ModelsView(OriginalView):
     @extend_schema(responses={200: ROWS})
-    def get(self, request: Request, name: str) -> Response:
+    def get(self, call: Call, name: str) -> Response:
         return Response(shapes.models(self.heartbeat(name)))
 
 
 class EndpointView(OriginalView):
     """Requests go through the gateway, whichever neuron has the model."""
 
-    def get(self, request: Request, name: str, model: str) -> Response:
+    def get(self, call: Call, name: str, model: str) -> Response:
         entry = selectors.catalogue_find(model)
         model_name = model if entry is None else entry.name
         for state in self.heartbeat(name).replicas:
             if state.model == model_name and state.status is ReplicaStatus.READY:
-                return Response({"url": request.build_absolute_uri("/").rstrip("/")})
+                return Response({"url": self.request.build_absolute_uri("/").rstrip("/")})
         raise ProblemError(404, "model_not_found", f"{model} is not loaded on {name}")
 
 
 class LoadView(OriginalView):
     @extend_schema(request=OpenApiTypes.OBJECT)
-    def post(self, request: Request, name: str) -> Response:
-        body = body_of(request, "model_id", "harness", "quant", "tensor_parallel", "devices")
+    def post(self, call: Call, name: str) -> Response:
+        body = body_of(call, "model_id", "harness", "quant", "tensor_parallel", "devices")
         entry = selectors.catalogue_find(text_in(body, "model_id"))
         if entry is None:
             raise UnknownModelError(f"{body['model_id']!r} is not in the catalogue: add it first")
@@ -157,8 +156,8 @@ class UnloadView(OriginalView):
     restarts, as in the original."""
 
     @extend_schema(request=OpenApiTypes.OBJECT)
-    def post(self, request: Request, name: str) -> Response:
-        body = body_of(request, "model_id")
+    def post(self, call: Call, name: str) -> Response:
+        body = body_of(call, "model_id")
         model = text_in(body, "model_id")
         entry = selectors.catalogue_find(model)
         model_name = model if entry is None else entry.name

@@ -8,11 +8,10 @@ from typing import Any
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors
-from fleet.api.access import FleetListView, FleetView
+from fleet.api.access import Call, FleetListView, FleetView
 from fleet.api.shapes import AssignmentShape
 from fleet.models import CatalogueModel
 from fleet.overview import fleet_overview
@@ -24,7 +23,7 @@ class OverviewView(FleetView):
     serializer_class = serializers.Serializer
 
     @extend_schema(responses={200: OpenApiTypes.OBJECT})
-    def get(self, request: Request) -> Response:
+    def get(self, call: Call) -> Response:
         return Response(asdict(fleet_overview()))
 
 

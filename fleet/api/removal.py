@@ -13,11 +13,10 @@ from typing import Any
 from django.db import transaction
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet import selectors
-from fleet.api.access import BOOLEANS, DRY_RUN
+from fleet.api.access import BOOLEANS, DRY_RUN, Call
 from metering.actor import Actor
 from metering.api.problems import ProblemError
 from metering.models import AuditEntry
@@ -41,9 +40,9 @@ removal_schema = extend_schema(
 """The OpenAPI schema of a ``delete`` that answers with ``removed``."""
 
 
-def removed(request: Request, actor: Actor, remove: Callable[[], object]) -> Response:
+def removed(call: Call, actor: Actor, remove: Callable[[], object]) -> Response:
     """204 once ``remove`` is done, or 200 with what it would do. Raises ``ProblemError``."""
-    if not is_dry(request):
+    if not is_dry(call):
         remove()
         return Response(status=204)
     return would_response(actor, remove)
@@ -66,9 +65,9 @@ def would(actor: Actor, change: Callable[[], object]) -> list[AuditEntry]:
     return found
 
 
-def is_dry(request: Request) -> bool:
+def is_dry(call: Call) -> bool:
     """Raises ``ProblemError``."""
-    word = request.query_params.get(DRY_RUN, "false")
+    word = call.query_params.get(DRY_RUN, "false")
     if word not in BOOLEANS:
         detail = f"{word!r} is neither true nor false."
         raise ProblemError(400, "invalid_value", detail, param=DRY_RUN)

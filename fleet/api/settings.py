@@ -7,10 +7,9 @@ from typing import Any, cast
 
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
-from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api.access import COMMAND_CALLER, FleetView
+from fleet.api.access import COMMAND_CALLER, Call, FleetView
 from helexa_site.settings_page import ENVIRONMENT, Row, rows_of
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
@@ -31,15 +30,15 @@ class SettingsView(FleetView):
     filter_backends = ()
     serializer_class = SettingShape
 
-    def ensure_may(self, request: Request) -> None:
-        caller = cast(Caller, request.auth)
+    def ensure_may(self, call: Call) -> None:
+        caller = cast(Caller, call.auth)
         is_person = caller is not COMMAND_CALLER and caller.username is not None
-        if is_person and not request.user.is_superuser:
+        if is_person and not call.user.is_superuser:
             raise ProblemError(403, "insufficient_scope", "Superusers alone see the settings.")
-        super().ensure_may(request)
+        super().ensure_may(call)
 
     @extend_schema(responses={200: SettingShape(many=True)})
-    def get(self, request: Request) -> Response:
+    def get(self, call: Call) -> Response:
         shown = [_shown(row) for row in rows_of(ENVIRONMENT)]
         return self.get_paginated_response(self.paginate_queryset(shown))
 
@@ -48,7 +47,7 @@ class SettingView(SettingsView):
     pagination_class = None
 
     @extend_schema(responses={200: SettingShape}, operation_id="settings_retrieve_one")
-    def get(self, request: Request, name: str) -> Response:  # type: ignore[override]
+    def get(self, call: Call, name: str) -> Response:  # type: ignore[override]
         for row in rows_of(ENVIRONMENT):
             if row.setting.name == name:
                 return Response(_shown(row))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
-from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api.access import FleetView
+from fleet.api.access import Call, FleetView
 from inference.build import this_build, version_object
 
 
@@ -19,5 +18,5 @@ class VersionView(FleetView):
     serializer_class = serializers.Serializer
 
     @extend_schema(responses={200: OpenApiTypes.OBJECT})
-    def get(self, request: Request) -> Response:
+    def get(self, call: Call) -> Response:
         return Response(version_object(this_build()))

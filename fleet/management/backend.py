@@ -139,7 +139,7 @@ def rows_of(backend: Backend, path: str) -> list[dict[str, Any]]:
     while True:
         page = backend.ask("GET", f"{path}{joint}limit={PAGE}&offset={len(rows)}")
         rows += page["data"]
-        if page["next"] is None:
+        if not page["data"] or len(rows) >= page["num_rows"]:
             return rows
 
 

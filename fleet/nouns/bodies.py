@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rest_framework.request import Request
-
-from fleet.api.access import body_of
+from fleet.api.access import Call, body_of
 from fleet.nouns.field import Field
 from fleet.nouns.kinds import Moment, moment_of
 from fleet.nouns.noun import Noun
 from metering.api.problems import ProblemError
 
 
-def new_row(request: Request, noun: Noun, *others: str) -> dict[str, Any]:
+def new_row(call: Call, noun: Noun, *others: str) -> dict[str, Any]:
     """The values of a POST. ``others`` are fields that the view reads itself. Raises
     ``ProblemError``."""
-    body = body_of(request, *(field.name for field in noun.fields), *others)
+    body = body_of(call, *(field.name for field in noun.fields), *others)
     return values_of_body(body, noun.fields)
 
 
-def changed_row(request: Request, noun: Noun) -> dict[str, Any]:
+def changed_row(call: Call, noun: Noun) -> dict[str, Any]:
     """The values of a PATCH, which changes something. Raises ``ProblemError``."""
     names = [field.name for field in noun.changeable]
-    body = body_of(request, *names)
+    body = body_of(call, *names)
     if not body:
         detail = f"Give at least one of {', '.join(names)}."
         raise ProblemError(400, "missing_required_parameter", detail)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from drf_spectacular.utils import extend_schema
-from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api.access import FleetListView
+from fleet.api.access import Call, FleetListView
 from fleet.api.removal import removal_schema, removed
 from fleet.nouns.bodies import changed_row, new_row
 from fleet.nouns.schema import change_schema, new_schema
@@ -26,8 +25,8 @@ class AccountsView(FleetListView, AccountingView):
     filters = {"enabled": "enabled"}
 
     @extend_schema(request=new_schema("AccountStart", ACCOUNTS), responses={201: AccountShape})
-    def post(self, request: Request) -> Response:
-        account = services.account_create(actor=self.actor, **new_row(request, ACCOUNTS))
+    def post(self, call: Call) -> Response:
+        account = services.account_create(actor=self.actor, **new_row(call, ACCOUNTS))
         return Response(self.get_serializer(account).data, status=201)
 
 
@@ -36,24 +35,24 @@ class AccountView(AccountingView):
     permission_of = "metering.account"
     queryset = Account.objects.none()
 
-    def get(self, request: Request, name: str) -> Response:
+    def get(self, call: Call, name: str) -> Response:
         return Response(self.get_serializer(selectors.account_find(name)).data)
 
     @extend_schema(request=change_schema("AccountChange", ACCOUNTS))
-    def patch(self, request: Request, name: str) -> Response:
+    def patch(self, call: Call, name: str) -> Response:
         """The fields that are given. The keys of a disabled account are refused from then on."""
-        account, changed = selectors.account_find(name), changed_row(request, ACCOUNTS)
+        account, changed = selectors.account_find(name), changed_row(call, ACCOUNTS)
         for field, value in changed.items():
             setattr(account, field, value)
         services.account_update(actor=self.actor, account=account, changed_fields=list(changed))
         return Response(self.get_serializer(account).data)
 
     @removal_schema
-    def delete(self, request: Request, name: str) -> Response:
+    def delete(self, call: Call, name: str) -> Response:
         """Only one that never had a key: the ledger names it."""
         account = selectors.account_find(name)
         remove = partial(services.account_delete, actor=self.actor, account=account)
-        return removed(request, self.actor, remove)
+        return removed(call, self.actor, remove)
 
 
 class MembersView(FleetListView, AccountingView):
@@ -65,9 +64,9 @@ class MembersView(FleetListView, AccountingView):
     filters = {"account": "account", "user": "user__username", "role": "role"}
 
     @extend_schema(request=new_schema("MemberStart", MEMBERS), responses={201: MemberShape})
-    def post(self, request: Request) -> Response:
+    def post(self, call: Call) -> Response:
         """Adds the person, or changes their role."""
-        body = new_row(request, MEMBERS)
+        body = new_row(call, MEMBERS)
         member = services.membership_set(
             actor=self.actor,
             account=selectors.account_find(body["account"]),
@@ -82,12 +81,12 @@ class MemberView(AccountingView):
     permission_of = "metering.membership"
     queryset = Membership.objects.none()
 
-    def get(self, request: Request, account: str, user: str) -> Response:
+    def get(self, call: Call, account: str, user: str) -> Response:
         return Response(self.get_serializer(selectors.member_find(account, user)).data)
 
     @extend_schema(request=change_schema("MemberChange", MEMBERS))
-    def patch(self, request: Request, account: str, user: str) -> Response:
-        member, changed = selectors.member_find(account, user), changed_row(request, MEMBERS)
+    def patch(self, call: Call, account: str, user: str) -> Response:
+        member, changed = selectors.member_find(account, user), changed_row(call, MEMBERS)
         if "role" in changed:
             member = services.membership_set(
                 actor=self.actor, account=member.account, user=member.user, role=changed["role"]
@@ -95,7 +94,7 @@ class MemberView(AccountingView):
         return Response(self.get_serializer(member).data)
 
     @removal_schema
-    def delete(self, request: Request, account: str, user: str) -> Response:
+    def delete(self, call: Call, account: str, user: str) -> Response:
         member = selectors.member_find(account, user)
         remove = partial(services.membership_remove, actor=self.actor, membership=member)
-        return removed(request, self.actor, remove)
+        return removed(call, self.actor, remove)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from drf_spectacular.utils import extend_schema
-from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api.access import FleetListView
+from fleet.api.access import Call, FleetListView
 from fleet.api.removal import removal_schema, removed
 from fleet.nouns.bodies import changed_row, new_row
 from fleet.nouns.schema import change_schema, new_schema
@@ -29,9 +28,9 @@ class BudgetsView(FleetListView, AccountingView):
     filters = {"account": "account", "key": "key", "unit": "unit", "window": "window"}
 
     @extend_schema(request=new_schema("BudgetStart", BUDGETS), responses={201: BudgetShape})
-    def post(self, request: Request) -> Response:
+    def post(self, call: Call) -> Response:
         """On an account, or on a key."""
-        body = new_row(request, BUDGETS)
+        body = new_row(call, BUDGETS)
         account, key = body.pop("account", None), body.pop("key", None)
         budget = services.budget_create(
             actor=self.actor,
@@ -47,20 +46,20 @@ class BudgetView(AccountingView):
     permission_of = "metering.budget"
     queryset = Budget.objects.none()
 
-    def get(self, request: Request, pk: int) -> Response:
+    def get(self, call: Call, pk: int) -> Response:
         return Response(self.get_serializer(selectors.budget_find(pk)).data)
 
     @extend_schema(request=change_schema("BudgetChange", BUDGETS))
-    def patch(self, request: Request, pk: int) -> Response:
+    def patch(self, call: Call, pk: int) -> Response:
         """The cap and its window. A higher cap tops up a balance."""
-        budget, changed = selectors.budget_find(pk), changed_row(request, BUDGETS)
+        budget, changed = selectors.budget_find(pk), changed_row(call, BUDGETS)
         for field, value in changed.items():
             setattr(budget, field, value)
         services.budget_update(actor=self.actor, budget=budget, changed_fields=list(changed))
         return Response(self.get_serializer(budget).data)
 
     @removal_schema
-    def delete(self, request: Request, pk: int) -> Response:
+    def delete(self, call: Call, pk: int) -> Response:
         budget = selectors.budget_find(pk)
         remove = partial(services.budget_remove, actor=self.actor, budget=budget)
-        return removed(request, self.actor, remove)
+        return removed(call, self.actor, remove)

@@ -9,10 +9,9 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
-from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api.access import FleetListView, text_in
+from fleet.api.access import Call, FleetListView, text_in
 from fleet.api.removal import removal_schema, removed
 from fleet.nouns.bodies import changed_row, new_row, values_of_body
 from fleet.nouns.schema import change_schema, new_schema
@@ -68,9 +67,9 @@ class KeysView(FleetListView, KeyView):
         ),
         responses={201: NewKeyShape},
     )
-    def post(self, request: Request) -> Response:
+    def post(self, call: Call) -> Response:
         """Makes a key, or imports the ``key`` that is given. The answer shows it once."""
-        body = new_row(request, KEYS, "budgets", "key")
+        body = new_row(call, KEYS, "budgets", "key")
         imported = text_in(body, "key") if "key" in body else None
         scopes = body.get("scopes", [str(scope) for scope in DEFAULT_SCOPES])
         self.ensure_may_grant(scopes)
@@ -94,18 +93,18 @@ class KeysView(FleetListView, KeyView):
             OpenApiParameter("status", str, description=", ".join(STATUSES)),
         ]
     )
-    def get(self, request: Request) -> Response:
-        return super().get(request)
+    def get(self, call: Call) -> Response:
+        return super().get(call)
 
 
 class OneKeyView(KeyView):
-    def get(self, request: Request, prefix: str) -> Response:
+    def get(self, call: Call, prefix: str) -> Response:
         return Response(self.get_serializer(selectors.key_find(prefix)).data)
 
     @extend_schema(request=change_schema("KeyChange", KEYS))
-    def patch(self, request: Request, prefix: str) -> Response:
+    def patch(self, call: Call, prefix: str) -> Response:
         """The fields that are given. A revoked key stays as it is."""
-        key, changed = selectors.key_find(prefix), changed_row(request, KEYS)
+        key, changed = selectors.key_find(prefix), changed_row(call, KEYS)
         if key.revoked_at is not None:
             raise ProblemError(409, "key_revoked", f"{key.prefix} was revoked: make another key.")
         self.ensure_may_grant(changed.get("scopes", []))
@@ -120,10 +119,10 @@ class OneKeyView(KeyView):
         return super().permission("PATCH" if method == "DELETE" else method)
 
     @removal_schema
-    def delete(self, request: Request, prefix: str) -> Response:
+    def delete(self, call: Call, prefix: str) -> Response:
         """Revokes it, on every gateway within a second. Its row stays: the ledger names it."""
         remove = partial(services.key_revoke, actor=self.actor, key=selectors.key_find(prefix))
-        return removed(request, self.actor, remove)
+        return removed(call, self.actor, remove)
 
 
 def _has_status(words: str) -> Q:

@@ -16,9 +16,8 @@ from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.db import Error as DjangoDatabaseError
-from django.http import Http404
+from django.http import Http404, QueryDict
 from rest_framework import exceptions
-from rest_framework.request import Request
 from rest_framework.response import Response
 
 from metering.errors import (
@@ -61,10 +60,10 @@ class ProblemError(Exception):
         self.param = param
 
 
-def ensure_no_nul(request: Request) -> None:
+def ensure_no_nul(query: QueryDict) -> None:
     """PostgreSQL stores no such text, and its error would read as a database that does not answer.
     Raises ``ProblemError``."""
-    for name, values in request.query_params.lists():
+    for name, values in query.lists():
         if any("\0" in value for value in values):
             raise ProblemError(400, "invalid_value", f"A NUL is in {name!r}.", param=name)
 

@@ -16,6 +16,7 @@ from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
 from rest_framework.views import APIView
 
+from fleet.api.access import Call, FleetView
 from metering import selectors
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError, ensure_no_nul
@@ -41,19 +42,22 @@ class CsvRenderer(BaseRenderer):
 
 
 @extend_schema(exclude=True)
-class UnknownUrlView(APIView):
-    def get(self, _request: Request) -> Response:
-        raise _unknown_url()
+class UnknownUrlView(FleetView):
+    """Answers 404 at every other URL, and to a command whose names make no URL."""
+
+    pagination_class = None
+    filter_backends = ()
+
+    def ensure_may(self, call: Call) -> None:
+        """Every caller that was identified may ask."""
+
+    def ensure_known_parameters(self, call: Call) -> None:
+        """There are none."""
+
+    def get(self, call: Call) -> Response:
+        raise ProblemError(404, "unknown_url", "There is nothing at this URL.")
 
     post = put = patch = delete = get
-
-    def answer(self, _call: object, **_ids: str) -> Response:
-        """What a command gets that names a thing as no URL names one."""
-        return self.handle_exception(_unknown_url())
-
-
-def _unknown_url() -> ProblemError:
-    return ProblemError(404, "unknown_url", "There is nothing at this URL.")
 
 
 class MeView(APIView):
@@ -200,7 +204,7 @@ def _refuse_unknown_parameters(request: Request, known: frozenset[str] | set[str
             raise ProblemError(
                 400, "unsupported_parameter", f"There is no parameter {name!r}.", param=name
             )
-    ensure_no_nul(request)
+    ensure_no_nul(request.query_params)
 
 
 def _next_url(request: Request, offset: int) -> str:

@@ -14,7 +14,7 @@ from rest_framework.authentication import BaseAuthentication
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.api.access import READING, FleetView
+from fleet.api.access import READING, Call, FleetView
 from fleet.api.documents import AnonymousScheme
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
@@ -46,9 +46,9 @@ class BenchView(FleetView):
             return [PublicAuthentication()]
         return super().get_authenticators()
 
-    def ensure_may(self, request: Request) -> None:
-        if not (settings.CONFIG.has_public_bench and request.method in READING):
-            super().ensure_may(request)
+    def ensure_may(self, call: Call) -> None:
+        if not (settings.CONFIG.has_public_bench and call.method in READING):
+            super().ensure_may(call)
 
     def handle_exception(self, exc: Exception) -> Response:
         if isinstance(exc, BenchValueError):
@@ -57,8 +57,8 @@ class BenchView(FleetView):
             exc = ProblemError(400, "invalid_value", str(exc))
         return super().handle_exception(exc)
 
-    def _ensure_known_parameters(self, request: Request) -> None:
-        for name in request.query_params:
+    def ensure_known_parameters(self, call: Call) -> None:
+        for name in call.query_params:
             if name not in {*self.parameters, "account", "format"}:
                 detail = f"There is no parameter {name!r} here."
                 raise ProblemError(400, "unknown_parameter", detail, param=name)

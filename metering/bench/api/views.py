@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework.request import Request
 from rest_framework.response import Response
 
+from fleet.api.access import Call
 from metering.api.problems import ProblemError
 from metering.api.schema import ROWS
 from metering.bench import summaries
@@ -42,14 +42,14 @@ def _parameters(*names: str, answers: Any = ROWS) -> Callable[[Get], Get]:
 
 
 class HealthView(BenchView):
-    def get(self, request: Request) -> Response:
+    def get(self, call: Call) -> Response:
         return Response({"status": "ok", "run_count": BenchRun.objects.count()})
 
 
 class DimensionsView(BenchView):
     """What there are results of."""
 
-    def get(self, request: Request) -> Response:
+    def get(self, call: Call) -> Response:
         rows = dimension_rows()
         host_gpus: dict[str, set[str]] = {}
         model_gpus: dict[str, set[str]] = {}
@@ -83,7 +83,7 @@ class CellsView(BenchView):
     parameters = CELL_FILTERS
 
     @_parameters(*CELL_FILTERS)
-    def get(self, request: Request) -> Response:
+    def get(self, call: Call) -> Response:
         return Response(self.rows(cells_list(self.where())))
 
     def rows(self, cells: list[CellValues]) -> list[dict[str, Any]]:
@@ -144,7 +144,7 @@ class RunsView(BenchView):
     parameters = (*RUN_FILTERS, "limit")
 
     @_parameters(*parameters)
-    def get(self, request: Request) -> Response:
+    def get(self, call: Call) -> Response:
         limit = self.number("limit", DEFAULT_RUNS, most=MAX_RUNS)
         runs = runs_filtered({name: self.word(name) for name in RUN_FILTERS})
         return Response([run_row(run) for run in runs[:limit]])
@@ -156,7 +156,7 @@ class CompareView(BenchView):
     parameters = ("before", "after", "model", "scenario")
 
     @_parameters(*parameters, answers=OpenApiTypes.OBJECT)
-    def get(self, request: Request) -> Response:
+    def get(self, call: Call) -> Response:
         given = self.word("before", is_needed=True)
         after = side_of(self.word("after") or given)
         before = side_of(given, default=-1 if self.word("after") else -2)
