@@ -7,8 +7,10 @@ up (logs, metrics, the ledger, what travels to a neuron).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Any
 
 
 class Scope(StrEnum):
@@ -39,6 +41,15 @@ class RateLimits:
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> RateLimits:
+        """The limits among the named values of a form or a body."""
+        return cls(**{name: values.get(name) for name in LIMIT_FIELDS})
+
+
+LIMIT_FIELDS = tuple(each.name for each in fields(RateLimits))
+"""Also the columns, the JSON fields and the form fields of a key's and an account's limits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
@@ -63,6 +74,12 @@ class Principal:
     def may_use(self, model: str) -> bool:
         """``model`` is the catalogue's name, not an alias."""
         return self.models is None or model in self.models
+
+    @property
+    def tokens_per_minute(self) -> int | None:
+        """The tighter of its key's and its account's limits; ``None``: no limit counts tokens."""
+        limits = (self.key_limits.tokens_per_minute, self.account_limits.tokens_per_minute)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def has(self, scope: Scope) -> bool:
         return scope in self.scopes

@@ -19,14 +19,12 @@ from metering.admin.budget import BudgetInline, budgets_save, caps_left_words
 from metering.admin.forms import AccountForm
 from metering.keys.status import key_status
 from metering.models import Account, ApiKey, Budget, Membership
-from metering.principal import BUILT_IN_ACCOUNTS
+from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS
 
 if TYPE_CHECKING:
     TabularInline = admin.TabularInline[Any, Any]
 else:
     from unfold.admin import TabularInline
-
-LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
 
 
 class MembershipInline(TabularInline):
@@ -91,7 +89,7 @@ class AccountAdmin(UnfoldAdmin):
     search_fields = ("name", "description")
     fieldsets = (
         (None, {"fields": ("name", "description", "enabled", "weight")}),
-        ("Limits", {"fields": LIMITS}),
+        ("Limits", {"fields": LIMIT_FIELDS}),
     )
     inlines = (MembershipInline, BudgetInline, KeyInline)
 

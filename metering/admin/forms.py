@@ -18,7 +18,7 @@ from metering import services
 from metering.errors import MeteringValueError
 from metering.models import Account, ApiKey, Budget
 from metering.money import amount_text, cap_of
-from metering.principal import Scope
+from metering.principal import LIMIT_FIELDS, Scope
 from metering.selectors import BudgetStatus, budget_status
 
 
@@ -52,9 +52,7 @@ class ApiKeyForm(CheckedForm):
             "scopes",
             "model_names",
             "expires_at",
-            "requests_per_minute",
-            "tokens_per_minute",
-            "max_concurrent",
+            *LIMIT_FIELDS,
         )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

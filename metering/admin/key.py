@@ -16,10 +16,9 @@ from metering.admin.budget import BudgetInline, budgets_save, caps_left_words
 from metering.admin.forms import ApiKeyForm
 from metering.keys.status import key_status
 from metering.models import ApiKey, Budget
-from metering.principal import RateLimits
+from metering.principal import LIMIT_FIELDS, RateLimits
 
 STATUS_LABELS = {"active": "success", "expired": "warning", "revoked": "danger"}
-LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
 RECORDED = ("prefix", "created_at", "created_by", "last_used_at", "revoked_at")
 
 
@@ -43,7 +42,7 @@ class ApiKeyAdmin(UnfoldAdmin):
     actions = ("revoke_selected",)
     fieldsets = (
         (None, {"fields": ("account", "name", "scopes", "model_names", "expires_at")}),
-        ("Limits", {"fields": LIMITS}),
+        ("Limits", {"fields": LIMIT_FIELDS}),
     )
     recorded = ("Recorded", {"fields": RECORDED})
 
@@ -80,7 +79,7 @@ class ApiKeyAdmin(UnfoldAdmin):
             scopes=values["scopes"],
             model_names=values["model_names"],
             expires_at=values["expires_at"],
-            limits=RateLimits(**{name: values[name] for name in LIMITS}),
+            limits=RateLimits.of(values),
         )
         obj.pk = created.row.pk
         obj.shown_once = created.key

@@ -24,7 +24,6 @@ from metering.models import ApiKey
 from metering.nouns import BUDGETS, KEYS
 from metering.principal import RateLimits
 from metering.services import DEFAULT_SCOPES, Cap
-from metering.services.accounts import LIMIT_FIELDS
 
 STATUSES = ("active", "expired", "revoked")
 COLUMNS = {"models": "model_names"}
@@ -80,7 +79,7 @@ class KeysView(FleetListView, KeyView):
             scopes=scopes,
             model_names=body.get("models", []),
             expires_at=body.get("expires_at"),
-            limits=RateLimits(**{name: body.get(name) for name in LIMIT_FIELDS}),
+            limits=RateLimits.of(body),
             caps=_caps(body.get("budgets", [])),
             imported=imported,
         )

@@ -10,6 +10,7 @@ from rest_framework import serializers
 
 from metering.keys.status import key_status
 from metering.models import Account, ApiKey, Budget, Membership
+from metering.principal import LIMIT_FIELDS
 from metering.selectors import budget_status
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 else:
     RowShape = serializers.ModelSerializer
 
-LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
 AMOUNT = "In the unit."
 
 
@@ -73,7 +73,7 @@ class AccountShape(RowShape):
             "description",
             "enabled",
             "weight",
-            *LIMITS,
+            *LIMIT_FIELDS,
             "keys",
             "people",
             "created_at",
@@ -109,7 +109,7 @@ class KeyShape(RowShape):
             "last_used_at",
             "created_at",
             "created_by",
-            *LIMITS,
+            *LIMIT_FIELDS,
             "budgets",
         )
 
@@ -123,4 +123,4 @@ class NewKeyShape(KeyShape):
     key = serializers.CharField(read_only=True)
 
     class Meta(KeyShape.Meta):
-        fields = ("key", *KeyShape.Meta.fields)  # type: ignore[assignment]
+        fields = ("key", *KeyShape.Meta.fields)

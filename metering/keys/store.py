@@ -19,8 +19,7 @@ from metering.errors import DirectoryUnavailableError
 from metering.keys.api_key import IMPORTED_MARK
 from metering.keys.records import AccountRecord, KeyRecord, MembershipRecord
 from metering.models import Account, ApiKey, Budget, Membership, Revision
-from metering.models.account import LimitedModel
-from metering.principal import BUILT_IN_ACCOUNTS, Principal, RateLimits, Scope
+from metering.principal import BUILT_IN_ACCOUNTS, Principal, Scope
 
 NAMES_A_QUERY = 500
 
@@ -126,8 +125,8 @@ def key_record(row: ApiKey, budgets: tuple[int, ...]) -> KeyRecord:
         models=frozenset(row.model_names) or None,
         weight=row.account.weight,
         budgets=budgets,
-        key_limits=_limits(row),
-        account_limits=_limits(row.account),
+        key_limits=row.limits,
+        account_limits=row.account.limits,
         expires_unix_s=None if row.expires_at is None else row.expires_at.timestamp(),
     )
     return KeyRecord(
@@ -143,16 +142,8 @@ def account_record(row: Account, budgets: tuple[int, ...]) -> AccountRecord:
         name=row.name,
         enabled=row.enabled,
         weight=row.weight,
-        limits=_limits(row),
+        limits=row.limits,
         budgets=budgets,
-    )
-
-
-def _limits(row: LimitedModel) -> RateLimits:
-    return RateLimits(
-        requests_per_minute=row.requests_per_minute,
-        tokens_per_minute=row.tokens_per_minute,
-        max_concurrent=row.max_concurrent,
     )
 
 

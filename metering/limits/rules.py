@@ -71,13 +71,9 @@ def subjects_of(principal: Principal) -> tuple[Subject, ...]:
 def refuse_impossible(subjects: Sequence[Subject], tokens: int) -> None:
     """Raises ``RateLimitedError`` for a request that would not fit into an empty minute."""
     for subject in subjects:
-        limits = subject.limits
-        for kind, limit, needed in (
-            (LimitKind.TOKENS, limits.tokens_per_minute, tokens),
-            (LimitKind.REQUESTS, limits.requests_per_minute, 1),
-            (LimitKind.CONCURRENCY, limits.max_concurrent, 1),
-        ):
-            if limit is not None and needed > limit:
+        for kind, limit in _limits(subject):
+            needed = tokens if kind is LimitKind.TOKENS else 1
+            if needed > limit:
                 raise RateLimitedError(
                     _impossible(subject, kind, limit, needed),
                     kind=kind,
@@ -113,13 +109,13 @@ def refusal(
 ) -> RateLimitedError:
     """Why the script did not admit a request of so many tokens: the limit that takes longest."""
     exceeded = [
-        (wait_s, kind, subject, count)
+        (wait_s, kind, limit, subject, count)
         for subject, count in zip(subjects, counts, strict=True)
-        for kind, wait_s in _exceeded(subject, count, tokens)
+        for kind, limit in _limits(subject)
+        if (wait_s := _wait_s(kind, limit, count, tokens)) > 0
     ]
     assert exceeded, "the script refused a request that no limit forbids"
-    wait_s, kind, subject, count = max(exceeded, key=lambda each: each[0])
-    limit = _limit(subject.limits, kind)
+    wait_s, kind, limit, subject, count = max(exceeded, key=lambda each: each[0])
     return RateLimitedError(
         _reached(subject, kind, limit, count, tokens=tokens, wait_s=wait_s),
         kind=kind,
@@ -130,22 +126,26 @@ def refusal(
     )
 
 
-def _exceeded(subject: Subject, count: Counts, tokens: int) -> Iterator[tuple[LimitKind, float]]:
-    """What stands in the way, and for how many seconds."""
+def _limits(subject: Subject) -> Iterator[tuple[LimitKind, int]]:
+    """The limits that it has."""
     limits = subject.limits
-    for kind, limit, debt, needed in (
-        (LimitKind.REQUESTS, limits.requests_per_minute, count.requests_debt, 1),
-        (LimitKind.TOKENS, limits.tokens_per_minute, count.tokens_debt, tokens),
+    for kind, limit in (
+        (LimitKind.REQUESTS, limits.requests_per_minute),
+        (LimitKind.TOKENS, limits.tokens_per_minute),
+        (LimitKind.CONCURRENCY, limits.max_concurrent),
     ):
-        if limit is not None and (wait_ms := _wait_ms(limit, debt, needed)) > 0:
-            yield kind, wait_ms / 1000
-    if limits.max_concurrent is not None and count.num_open >= limits.max_concurrent:
-        yield LimitKind.CONCURRENCY, CONCURRENCY_RETRY_AFTER_S
+        if limit is not None:
+            yield kind, limit
 
 
-def _wait_ms(limit: int, debt: int, needed: int) -> int:
-    """How long until ``needed`` more fit under ``limit``; 0 or less: now."""
-    return -((limit * PARTS - debt - needed * PARTS) // limit)
+def _wait_s(kind: LimitKind, limit: int, count: Counts, tokens: int) -> float:
+    """How long until one more request of so many tokens fits under the limit; 0 or less: now."""
+    if kind is LimitKind.CONCURRENCY:
+        return CONCURRENCY_RETRY_AFTER_S if count.num_open >= limit else 0.0
+    is_tokens = kind is LimitKind.TOKENS
+    debt = count.tokens_debt if is_tokens else count.requests_debt
+    needed = tokens if is_tokens else 1
+    return -((limit * PARTS - debt - needed * PARTS) // limit) / 1000
 
 
 def _status(limit: int, debt: int) -> LimitStatus:
@@ -156,16 +156,6 @@ def _status(limit: int, debt: int) -> LimitStatus:
 
 def _tightest(statuses: Sequence[LimitStatus]) -> LimitStatus | None:
     return min(statuses, key=lambda each: (each.remaining, -each.reset_ms), default=None)
-
-
-def _limit(limits: RateLimits, kind: LimitKind) -> int:
-    limit = {
-        LimitKind.REQUESTS: limits.requests_per_minute,
-        LimitKind.TOKENS: limits.tokens_per_minute,
-        LimitKind.CONCURRENCY: limits.max_concurrent,
-    }[kind]
-    assert limit is not None
-    return limit
 
 
 def _impossible(subject: Subject, kind: LimitKind, limit: int, needed: int) -> str:

@@ -6,6 +6,8 @@ from django.conf import settings
 from django.core.validators import MinValueValidator, RegexValidator
 from django.db import models
 
+from metering.principal import LIMIT_FIELDS, RateLimits
+
 ACCOUNT_NAME = RegexValidator(
     r"^[a-z0-9]+([._-][a-z0-9]+)*$", "A lower-case slug, as in research-team."
 )
@@ -29,6 +31,10 @@ class LimitedModel(models.Model):
 
     class Meta:
         abstract = True
+
+    @property
+    def limits(self) -> RateLimits:
+        return RateLimits(**{name: getattr(self, name) for name in LIMIT_FIELDS})
 
 
 class Account(LimitedModel):

@@ -10,11 +10,10 @@ from metering.actor import Actor
 from metering.errors import MeteringValueError
 from metering.models import Account, ApiKey, Membership
 from metering.models.account import ACCOUNT_NAME, LimitedModel
-from metering.principal import BUILT_IN_ACCOUNTS
+from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS
 from metering.services.audit import audit_entry_create, changes_of, revision_bump, values_of
 from metering.services.budgets import budget_remove
 
-LIMIT_FIELDS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
 ACCOUNT_FIELDS = ("description", "weight", "enabled", *LIMIT_FIELDS)
 MAX_WEIGHT = 1000
 

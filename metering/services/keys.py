@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
 from django.conf import settings
@@ -22,8 +22,8 @@ from metering.keys.api_key import (
     make_key,
 )
 from metering.models import Account, ApiKey
-from metering.principal import RateLimits, Scope
-from metering.services.accounts import LIMIT_FIELDS, limits_check
+from metering.principal import LIMIT_FIELDS, RateLimits, Scope
+from metering.services.accounts import limits_check
 from metering.services.audit import audit_entry_create, changes_of, revision_bump, values_of
 from metering.services.budgets import Cap, budget_create
 
@@ -56,7 +56,6 @@ def key_create(
     ``imported``: a key that was chosen elsewhere; ``None``: a new one is made. Raises
     ``MeteringValueError``."""
     made = make_key() if imported is None else _imported(imported)
-    limits = limits or RateLimits()
     row = ApiKey(
         prefix=made.prefix,
         digest=digest_of(made.key, digest_secret(settings.SECRET_KEY)),
@@ -66,9 +65,7 @@ def key_create(
         model_names=list(model_names),
         expires_at=expires_at,
         created_by=str(actor)[:150],
-        requests_per_minute=limits.requests_per_minute,
-        tokens_per_minute=limits.tokens_per_minute,
-        max_concurrent=limits.max_concurrent,
+        **asdict(limits or RateLimits()),
     )
     with transaction.atomic():
         key_check(key=row)

@@ -10,9 +10,8 @@ from django import forms
 from fleet.models import CatalogueModel
 from metering.models import ApiKey
 from metering.money import cap_of
-from metering.principal import RateLimits
+from metering.principal import LIMIT_FIELDS, RateLimits
 from metering.services import Cap
-from metering.services.accounts import LIMIT_FIELDS
 from metering.usage.reader import Reader
 
 
@@ -75,7 +74,7 @@ class KeyForm(forms.Form):
         return None if day is None else datetime.combine(day, time(23, 59, 59), UTC)
 
     def limits(self) -> RateLimits:
-        return RateLimits(**{name: self.cleaned_data[name] for name in LIMIT_FIELDS})
+        return RateLimits.of(self.cleaned_data)
 
     def caps(self) -> list[Cap]:
         word, unit = self.cleaned_data["cap"], self.cleaned_data["unit"]

@@ -13,7 +13,6 @@ from metering.errors import LimitsUnavailableError, RateLimitedError
 from metering.limits.headers import anthropic_headers, openai_headers
 from metering.limits.rate_limiter import RateLimiter
 from metering.limits.state import NO_LIMITS, LimitKind, LimitState
-from metering.principal import Principal
 
 MIN_ANSWER_TOKENS = 1024
 """A request that names no length is admitted when so much of the minute is left for its answer, or
@@ -35,7 +34,7 @@ class Limiting:
         least = most = prompt = 0
         if bounds is not None:
             prompt = bounds.near(self._ratios, model)
-            least, most = _charges(prompt, bounds, tokens_per_minute(call.who))
+            least, most = _charges(prompt, bounds, call.who.tokens_per_minute or 0)
         try:
             state = await self._limiter.acquire(call.who, call.request_id, least, most=most)
         except RateLimitedError as error:
@@ -71,24 +70,6 @@ def limit_headers(state: LimitState, errors: ErrorDialect) -> list[tuple[bytes, 
     if state is NO_LIMITS:
         return []
     return anthropic_headers(state) if errors is anthropic_errors else openai_headers(state)
-
-
-def counts_tokens(principal: Principal) -> bool:
-    """Whether a limit counts tokens. Bounds read the whole prompt, so they are skipped without
-    one."""
-    return (
-        principal.key_limits.tokens_per_minute is not None
-        or principal.account_limits.tokens_per_minute is not None
-    )
-
-
-def tokens_per_minute(principal: Principal) -> int:
-    """The tighter of its limits of tokens."""
-    limits = (
-        principal.key_limits.tokens_per_minute,
-        principal.account_limits.tokens_per_minute,
-    )
-    return min(limit for limit in limits if limit is not None)
 
 
 def _charges(prompt: int, bounds: TokenBounds, limit: int) -> tuple[int, int]:

@@ -19,7 +19,6 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.images.request_images import without_files
 from inference.gateway.request.call import Call
 from inference.gateway.request.placed_request import PlacedRequest
-from inference.gateway.request.rate_limit import counts_tokens
 from inference.gateway.request.token_bounds import TokenBounds, is_billed, token_bounds
 from inference.protocol.generation import (
     GenerationRequest,
@@ -93,7 +92,9 @@ async def permit(
     principal = call.who
     if not principal.may_use(entry.name):
         raise ModelNotAllowedError(entry.name)
-    bounds = await _bounds_now(gateway, base, request) if counts_tokens(principal) else None
+    # Bounds read the whole prompt, so they are made only where a limit counts its tokens.
+    is_counted = principal.tokens_per_minute is not None
+    bounds = await _bounds_now(gateway, base, request) if is_counted else None
     await gateway.limits.acquire(call, bounds, base.name)
     if call.is_billed and principal.budgets and not await gateway.is_ready(base.name):
         # A model may be loaded for it, which a spent budget is no reason for. The reservation
