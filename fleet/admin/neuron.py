@@ -16,7 +16,7 @@ from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
 from fleet.errors import FleetError
 from fleet.lifecycles import NeuronStatus
-from fleet.management.sizes import size_text
+from fleet.management.sizes import size_text, total_text
 from fleet.models import Device, Neuron
 
 NEURON_LABELS = {
@@ -118,7 +118,7 @@ class NeuronAdmin(ReportedAdmin):
         return ", ".join(
             f"{device.kind}:{device.index} {device.name} "
             f"({size_text(device.free_memory_bytes)} of "
-            f"{size_text(device.total_memory_bytes)} free)"
+            f"{total_text(device.total_memory_bytes, device.installed_memory_bytes)} free)"
             for device in neuron.devices.all()
         )
 
@@ -170,4 +170,4 @@ class DeviceAdmin(ReportedAdmin):
 
     @display(description="Total memory", ordering="total_memory_bytes")
     def total_memory(self, device: Device) -> str:
-        return size_text(device.total_memory_bytes)
+        return total_text(device.total_memory_bytes, device.installed_memory_bytes)

@@ -35,6 +35,7 @@ class DeviceShape(RowShape):
             "index",
             "name",
             "total_memory_bytes",
+            "installed_memory_bytes",
             "free_memory_bytes",
             "compute_capability",
             "driver",

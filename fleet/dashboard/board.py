@@ -22,7 +22,7 @@ from fleet.dashboard.rows import (
     Tile,
 )
 from fleet.dashboard.words import count_words, duration_words, job_progress, tone_of
-from fleet.management.sizes import size_text
+from fleet.management.sizes import size_text, total_text
 from fleet.overview import (
     DeviceLine,
     DownloadLine,
@@ -196,7 +196,8 @@ def _device_row(device: DeviceLine) -> DeviceRow:
     return DeviceRow(
         id=device.id,
         name=device.name,
-        memory=f"{size_text(used_bytes)} of {size_text(device.total_memory_bytes)}",
+        memory=f"{size_text(used_bytes)} of "
+        f"{total_text(device.total_memory_bytes, device.installed_memory_bytes)}",
         segments=tuple(segments),
         readings=_readings(device),
     )

@@ -46,6 +46,7 @@ INTEGERS = {
 NEVER_NEGATIVE = INTEGERS.keys() | {
     "total_memory_bytes",
     "free_memory_bytes",
+    "installed_memory_bytes",
     "num_drafted_tokens",
     "num_accepted_drafts",
     "done",

@@ -15,3 +15,10 @@ def size_text(num_bytes: int | None) -> str:
             break
         size, unit = size / 1024, larger
     return f"{num_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def total_text(total_bytes: int, installed_bytes: int | None) -> str:
+    """``24.0 GiB``; of a device with a limit ``20.0 GiB (limit, of 24.0 GiB)``."""
+    if installed_bytes is None:
+        return size_text(total_bytes)
+    return f"{size_text(total_bytes)} (limit, of {size_text(installed_bytes)})"

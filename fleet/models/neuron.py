@@ -51,6 +51,11 @@ class Device(models.Model):
     index = models.PositiveSmallIntegerField()
     name = models.CharField(max_length=255)
     total_memory_bytes = models.PositiveBigIntegerField()
+    installed_memory_bytes = models.PositiveBigIntegerField(
+        null=True,
+        blank=True,
+        help_text="All of the device's memory, where HELEXA_MEMORY_LIMIT lets less of it be used.",
+    )
     free_memory_bytes = models.PositiveBigIntegerField()
     compute_capability = models.CharField(max_length=16, blank=True)
     driver = models.CharField(max_length=64, blank=True)

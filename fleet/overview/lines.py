@@ -22,7 +22,10 @@ class DeviceLine:
     id: str
     name: str
     total_memory_bytes: int
+    """That its neuron may use."""
     free_memory_bytes: int
+    installed_memory_bytes: int | None = None
+    """All of it, where an operator's limit is less."""
     held: tuple[HeldMemory, ...] = ()
     utilization_percent: int | None = None
     temperature_c: int | None = None

@@ -61,6 +61,7 @@ def _device_lines(snapshot: FleetSnapshot) -> dict[tuple[str, str], DeviceLine]:
             name=device.name,
             total_memory_bytes=device.total_memory_bytes,
             free_memory_bytes=device.free_memory_bytes,
+            installed_memory_bytes=device.installed_memory_bytes,
             utilization_percent=device.utilization_percent,
             temperature_c=device.temperature_c,
             power_w=device.power_w,

@@ -159,6 +159,7 @@ def _device_line(
         name=device.name,
         total_memory_bytes=device.total_memory_bytes,
         free_memory_bytes=device.free_memory_bytes,
+        installed_memory_bytes=device.installed_memory_bytes,
     )
     return replace(line, held=tuple(held.get(name, ())))
 

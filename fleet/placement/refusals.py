@@ -15,6 +15,7 @@ from fleet.placement.failures import LOCAL_SOURCE, FailedLoads, retry_in_s
 from fleet.placement.returning import UnavailableHost, recovering
 from fleet.placement.unmet import unmet_devices
 from inference.protocol.load import SUGGESTIONS
+from inference.settings.neuron import MEMORY_LIMIT
 
 NO_NEURON_RETRY_AFTER_S = 5.0
 NOT_ENOUGH_MEMORY_RETRY_AFTER_S = 30.0
@@ -136,12 +137,13 @@ def _short(entry: CatalogueEntry, capacity: FleetCapacity, failed: FailedLoads) 
     if closest is None:
         return None
     is_too_small, _, neuron, name, needed, free, total = closest
+    by_limit = f" by its {MEMORY_LIMIT.name}" if _is_limited(capacity, neuron, name) else ""
     many = f" on each of {needs.num_devices} devices" if needs.num_devices > 1 else ""
     if is_too_small:
         return Reject(
             code="exceeds_device",
             message=f"{entry.name} needs {needed:,} bytes of memory{many}, and {name} of {neuron} "
-            f"has {total:,} in all; no neuron comes closer",
+            f"has {total:,} in all{by_limit}; no neuron comes closer",
             retry_after_s=None,
             model_id=_model_id(entry),
             suggestion=SUGGESTIONS["exceeds_device"],
@@ -149,11 +151,21 @@ def _short(entry: CatalogueEntry, capacity: FleetCapacity, failed: FailedLoads) 
     return Reject(
         code="not_enough_memory",
         message=f"{entry.name} needs {needed:,} bytes of free memory on {neuron}{many}, and "
-        f"{max(0, free):,} are free on its {name}; what else is loaded there may not leave for it, "
-        "and no neuron comes closer",
+        f"{max(0, free):,} are free on its {name}{by_limit}; what else is loaded there may not "
+        "leave for it, and no neuron comes closer",
         retry_after_s=NOT_ENOUGH_MEMORY_RETRY_AFTER_S,
         model_id=_model_id(entry),
         suggestion=SUGGESTIONS["does_not_fit"],
+    )
+
+
+def _is_limited(capacity: FleetCapacity, neuron: str, device: str) -> bool:
+    return any(
+        one.info.installed_memory_bytes is not None
+        for by_name in capacity.by_kind.values()
+        if neuron in by_name
+        for one in by_name[neuron].devices
+        if one.name == device
     )
 
 

@@ -217,6 +217,7 @@ def _device_values(info: DeviceInfo) -> dict[str, Any]:
     return {
         "name": info.name,
         "total_memory_bytes": info.total_memory_bytes,
+        "installed_memory_bytes": info.installed_memory_bytes,
         "free_memory_bytes": info.free_memory_bytes,
         "compute_capability": info.compute_capability or "",
         "driver": info.driver or "",

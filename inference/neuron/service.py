@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import msgspec
 import redis
 
 from inference.build import this_build
@@ -53,13 +54,14 @@ from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.requests.prompts.prompt_images import RedisImageReader
 from inference.neuron.requests.request_table import RequestTable
 from inference.protocol.generation import Cancel, InboxFrame, Submit
-from inference.protocol.heartbeat import PROTOCOL, BuildInfo, NeuronHeartbeat
+from inference.protocol.heartbeat import PROTOCOL, BuildInfo, HostInfo, NeuronHeartbeat
 from inference.protocol.held import HeldRequests, held_requests
 from inference.protocol.load import LoadSpec
 from inference.protocol.stalls import KEPT_AFTER_LIMIT_S
 from inference.sandbox.pool import WorkerPool
 from inference.settings.accounts import LoggedBodies
-from inference.settings.neuron import LOG_BODIES
+from inference.settings.memory_limits import MemoryLimits
+from inference.settings.neuron import LOG_BODIES, MEMORY_LIMIT
 from inference.settings.storage import REDIS_STALL_S
 from inference.supervised_threads import mend_threads, thread_problems
 from inference.version import VERSION
@@ -92,13 +94,15 @@ class NeuronService:
         on_name_lost: Callable[[], None] = lambda: None,
         bodies: LoggedBodies = LOG_BODIES.default,
         allows_drills: bool = False,
+        memory_limits: MemoryLimits = MEMORY_LIMIT.default,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``stall_limit_s``: how long gateways wait for a Redis that does not answer.
         ``load_stall_limit_s``: how long a load or download may make no progress, by ``clock``;
         ``None``: no limit. ``cache_dir``: where downloads go. ``on_name_lost``: another neuron has
         this one's name; called once, by the heartbeat. ``bodies``: whose texts are logged.
-        ``allows_drills``: operators may inject faults."""
+        ``allows_drills``: operators may inject faults. ``memory_limits``: what its models may use
+        of each device."""
         self.name = name
         self.epoch = uuid.uuid4().hex
         self.lease = NameLease(client, neuron=name, epoch=self.epoch)
@@ -141,7 +145,7 @@ class NeuronService:
         )
         self._heart = Heart(self._beat, on_name_lost)
         self._num_beats = 0
-        self._loads = LoadQueue(discovery)
+        self._loads = LoadQueue(discovery, memory_limits)
         self._fetcher = Fetcher(
             cache_dir, self._loads.most_free_bytes, stall_limit_s=load_stall_limit_s, clock=clock
         )
@@ -251,7 +255,7 @@ class NeuronService:
             build=self._build,
             started_unix_s=self._started_unix_s,
             time_unix_s=time.time(),
-            host=self._discovery.host(),
+            host=self._host(),
             devices=self._loads.devices(),
             replicas=[replica.state() for replica in self._replicas.all()],
             is_leaving=self._is_leaving,
@@ -259,6 +263,11 @@ class NeuronService:
             allows_drills=self.drills.is_allowed,
             is_ready=self._is_ready,
         )
+
+    def _host(self) -> HostInfo:
+        host = self._discovery.host()
+        problems = [*host.problems, *self._loads.limit_problems()]
+        return msgspec.structs.replace(host, problems=problems)
 
     def leave(self, limit_s: float, force: threading.Event) -> None:
         """Announce that it leaves, refuse new requests, and return when none runs any more, at the

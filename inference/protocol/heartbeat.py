@@ -52,8 +52,9 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["cpu", "cuda"]
     name: str
     total_memory_bytes: int
+    """Memory that the neuron may use: all of the device's, or the operator's limit."""
     free_memory_bytes: int
-    """Memory that is neither allocated nor promised to a model."""
+    """Memory that is neither allocated nor promised to a model, within the operator's limit."""
     compute_capability: str | None = None
     driver: str | None = None
     utilization_percent: int | None = None
@@ -66,6 +67,9 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Promised to loads and loaded models that do not hold it yet; not in the free memory."""
     has_host_memory: bool = False
     """A card whose memory is the host's (unified memory): what one takes, the other lacks."""
+    installed_memory_bytes: int | None = None
+    """All of the device's memory, where the operator's limit (``HELEXA_MEMORY_LIMIT``) is less;
+    ``None``: no limit applies."""
 
 
 def device_name(device: DeviceInfo) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from inference.settings.accounts import Accounts, LoggedBodies
 from inference.settings.kinds import Choice, Command, Decimal, FilePath, Flag, Text, WholeNumber
 from inference.settings.limits import MAX_COUNT, MAX_WAIT_S
+from inference.settings.memory_limits import DeviceMemory, MemoryLimits
 from inference.settings.setting import Reader, Setting
 
 NEURON = frozenset({Reader.NEURON})
@@ -124,6 +125,16 @@ DEVICE: Setting[str] = Setting(
     readers=NEURON,
     doc="`cpu`: a neuron looks for no cards and loads on its processors, also where the NVIDIA "
     "driver is broken. Without it models that could have a card are not loaded on such a host",
+)
+MEMORY_LIMIT: Setting[MemoryLimits] = Setting(
+    name="HELEXA_MEMORY_LIMIT",
+    kind=DeviceMemory(),
+    default=MemoryLimits(),
+    default_words="all that is free",
+    readers=NEURON,
+    doc="how much of each device's memory the models of this neuron may use together, as "
+    "`cpu=6GiB,cuda:0=20GiB`; a desktop keeps the rest. Devices that are not named have no limit. "
+    "See [Memory and devices](models.md#memory-and-devices)",
 )
 HF_CACHE: Setting[str | None] = Setting(
     name="HELEXA_HF_CACHE",

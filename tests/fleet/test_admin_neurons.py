@@ -20,6 +20,7 @@ from inference.protocol.joining import decode_joining
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 
+GIB = 1024**3
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
@@ -37,6 +38,13 @@ def _no_users(redis_db, monkeypatch):
 def neuron(publish) -> Neuron:
     services.heartbeat_record(heartbeat=publish())
     return Neuron.objects.get()
+
+
+def test_a_limited_device_shows_both_sizes(admin_client, publish, build) -> None:
+    limited = build.device(total_memory_bytes=6 * GIB, installed_memory_bytes=16 * GIB)
+    services.heartbeat_record(heartbeat=publish(devices=[limited]))
+    for page in ("fleet_neuron_changelist", "fleet_device_changelist"):
+        assert "6.0 GiB (limit, of 16.0 GiB)" in admin_client.get(reverse(f"admin:{page}")).text
 
 
 def act(client, action: str, neuron: Neuron) -> str:

@@ -30,6 +30,7 @@ from tests.fleet.hub.conftest import hub
 __all__ = ["hub"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
+GIB = 1024**3
 URL = "http://fleet.example:31313"
 
 
@@ -296,6 +297,14 @@ def test_status_ends_with_1_while_something_is_wrong(told: Told, beat, build) ->
     beat(replicas=[build.replica()])
     assert "ready" in told("status")
     assert json.loads(told("status", "--json"))["attention"] == []
+
+
+def test_a_device_shows_the_operators_limit_and_its_own_size(told: Told, beat, build) -> None:
+    beat(devices=[build.device(total_memory_bytes=6 * GIB, installed_memory_bytes=16 * GIB)])
+    for command in (["status"], ["neurons", "list"]):
+        assert "of 6.0 GiB (limit, of 16.0 GiB)" in told(*command)
+    (neuron,) = json.loads(told("neurons", "list", "--json"))
+    assert neuron["devices"][0]["installed_memory_bytes"] == 16 * GIB
 
 
 def test_status_does_not_promise_a_model_that_no_host_can_run(told: Told, beat) -> None:

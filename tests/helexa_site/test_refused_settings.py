@@ -34,6 +34,7 @@ NAMED = {
     "HELEXA_ENGINE_CHECKS": "maybe",
     "HELEXA_ENGINE_THREADS": "zero",
     "HELEXA_CPU_KV_SHARE": "150",
+    "HELEXA_MEMORY_LIMIT": "cpu=6",
     "HELEXA_STEP_TIMEOUT_S": "never",
     "HELEXA_NEURON_DRAIN_S": "-5",
     "HELEXA_REDIS_STALL_S": "0",

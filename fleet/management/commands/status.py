@@ -8,7 +8,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from fleet.management.backend import add_backend_arguments, backend_of
-from fleet.management.sizes import size_text
+from fleet.management.sizes import size_text, total_text
 from helexa_site.quick_command import QuickCommand
 from metering.management.output import errors_on_one_line, json_text, table_text
 
@@ -49,7 +49,7 @@ def overview_text(overview: dict[str, Any]) -> str:
             neuron["status"],
             f"{device['id']} {device['name']}",
             f"{size_text(device['free_memory_bytes'])} of "
-            f"{size_text(device['total_memory_bytes'])}",
+            f"{total_text(device['total_memory_bytes'], device['installed_memory_bytes'])}",
             "" if device["utilization_percent"] is None else f"{device['utilization_percent']} %",
             "" if device["temperature_c"] is None else f"{device['temperature_c']} °C",
         ]

@@ -19,7 +19,11 @@ SUBCOMMANDS = (
     ShowRow(
         noun=NEURONS,
         help="one neuron, its devices and its models",
-        tables={"devices": cells("id", "name", "free_memory_bytes", "total_memory_bytes")},
+        tables={
+            "devices": cells(
+                "id", "name", "free_memory_bytes", "total_memory_bytes", "installed_memory_bytes"
+            )
+        },
     ),
     INVITE,
     REVOKE,

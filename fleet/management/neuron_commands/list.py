@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from fleet.management.rows import Columns, ListRows, Row
-from fleet.management.sizes import size_text
+from fleet.management.sizes import size_text, total_text
 from fleet.nouns.of_fleet import NEURONS
 
 
 def _devices(neuron: Row) -> str:
     return "\n".join(
         f"{device['id']} {device['name']}, {size_text(device['free_memory_bytes'])} of "
-        f"{size_text(device['total_memory_bytes'])} free"
+        f"{total_text(device['total_memory_bytes'], device['installed_memory_bytes'])} free"
         for device in neuron["devices"]
     )
 

@@ -139,6 +139,7 @@ def health_body(serves: bool, reasons: Sequence[Reason], snapshot: FleetSnapshot
                             "index": device.index,
                             "free_memory_bytes": device.free_memory_bytes,
                             "total_memory_bytes": device.total_memory_bytes,
+                            "installed_memory_bytes": device.installed_memory_bytes,
                         }
                         for device in neuron.devices
                     ],

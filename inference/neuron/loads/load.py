@@ -22,7 +22,7 @@ class Load:
     free_at_start: dict[str, int] = field(default_factory=dict)
     """Free bytes on its devices when the load began."""
     free_before: dict[str, int] = field(default_factory=dict)
-    """The same, kept after the load has ended."""
+    """The same within the operator's limits, kept after the load has ended."""
     is_settled: bool = False
     """Whether it has been loaded, and it is known what that took."""
     weights: tuple[Path, ...] = ()
@@ -54,7 +54,8 @@ class Room:
     limit_bytes: int
     """What it may take of each."""
     promised_bytes: int
-    """What of each one's free memory is promised to others."""
+    """What of each one's free memory it may not take: it is promised to others, or beyond the
+    operator's limit."""
 
 
 def spec_for_engine(load: Load, room: Room) -> LoadSpec:

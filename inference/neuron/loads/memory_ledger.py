@@ -7,7 +7,8 @@ Not all memory that is measured as free is available: a waiting load holds nothi
 load holds a part, and an engine on a CPU gets pages as its blocks come into use. Each holding
 limits how much its owner may allocate of its device. The part that is not allocated yet is
 *outstanding*, and counts as used. Loads go in the order of acceptance: a later one's promise is
-kept only as far as earlier loads leave room for it.
+kept only as far as earlier loads leave room for it. Where the operator limits a device, all owners
+together hold no more of it than that.
 
 Knows no threads: its owner locks. Measurements are arguments.
 """
@@ -20,8 +21,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from inference.protocol.heartbeat import DeviceInfo, device_name
+from inference.settings.memory_limits import MemoryLimits
 
 HOST = "cpu"
+NO_LIMITS = MemoryLimits()
 Owner = Hashable
 """A replica, compared by identity, or the part of one that is elsewhere."""
 
@@ -42,7 +45,9 @@ class Holding:
 
 
 class MemoryLedger:
-    def __init__(self) -> None:
+    def __init__(self, limits: MemoryLimits = NO_LIMITS) -> None:
+        """``limits``: what its owners may hold together of each device."""
+        self._limits = limits
         self._holdings: dict[Owner, Holding] = {}
         self._of_host_memory = frozenset({HOST})
         """Devices that take of one memory."""
@@ -102,32 +107,31 @@ class MemoryLedger:
         promises to others. Promises to later owners count only as far as they leave it what it
         needs (``None``: unknown, so it goes first). Assumes that ``gone`` have released their
         memory, and ``asleep`` all but so many bytes."""
-        left_bytes, later_bytes, is_earlier = free_bytes, 0, True
-        withheld = dict(asleep)
-        for holding in self._on(device):
-            if holding.owner is owner:
-                is_earlier = False
-            elif holding.owner in gone:
-                left_bytes += holding.held_bytes
-            elif holding.owner in withheld:
-                left_bytes += max(0, holding.held_bytes - withheld[holding.owner])
-            elif is_earlier or holding.is_begun:
-                left_bytes -= holding.outstanding_bytes
-            else:
-                later_bytes += holding.outstanding_bytes
-        if needed_bytes is None:
-            return max(0, left_bytes)
-        return max(0, left_bytes - min(later_bytes, max(0, left_bytes - needed_bytes)))
+        limits = [self._left_bytes(owner, self._on(device), free_bytes, needed_bytes, gone, asleep)]
+        if (unused_bytes := self._unused_bytes(device)) is not None:
+            named = self._named(device)
+            limits.append(self._left_bytes(owner, named, unused_bytes, needed_bytes, gone, asleep))
+        return min(limits)
+
+    def within_limits(self, devices: Iterable[DeviceInfo]) -> list[DeviceInfo]:
+        """``devices`` as measured, with the operator's limits as their sizes."""
+        return [self._within_limit(device) for device in devices]
 
     def without_promised(self, devices: Iterable[DeviceInfo]) -> list[DeviceInfo]:
-        """``devices`` as measured, with outstanding memory counted as used."""
+        """``devices`` as measured, within the operator's limits, and with outstanding memory
+        counted as used."""
         reduced = []
         for device in devices:
-            reserved_bytes = self.outstanding_bytes(device_name(device))
+            name = device_name(device)
+            reserved_bytes = self.outstanding_bytes(name)
+            free_bytes = device.free_memory_bytes - reserved_bytes
+            if (unused_bytes := self._unused_bytes(name)) is not None:
+                promised_bytes = sum(one.outstanding_bytes for one in self._named(name))
+                free_bytes = min(free_bytes, unused_bytes - promised_bytes)
             reduced.append(
                 msgspec.structs.replace(
-                    device,
-                    free_memory_bytes=max(0, device.free_memory_bytes - reserved_bytes),
+                    self._within_limit(device),
+                    free_memory_bytes=max(0, free_bytes),
                     reserved_bytes=reserved_bytes,
                 )
             )
@@ -144,6 +148,57 @@ class MemoryLedger:
         """Those of the memory that the device takes of."""
         sharing = self._of_host_memory if device in self._of_host_memory else {device}
         return [one for one in self._holdings.values() if not sharing.isdisjoint(one.devices)]
+
+    def _named(self, device: str) -> list[Holding]:
+        """Those of the device itself. A limit of the CPUs is none of a card that has the host's
+        memory."""
+        return [one for one in self._holdings.values() if device in one.devices]
+
+    def _unused_bytes(self, device: str) -> int | None:
+        """What the operator's limit leaves beside the held memory; negative where more is held
+        than promised. ``None``: no limit."""
+        limit_bytes = self._limits.of(device)
+        if limit_bytes is None:
+            return None
+        return limit_bytes - sum(holding.held_bytes for holding in self._named(device))
+
+    def _within_limit(self, device: DeviceInfo) -> DeviceInfo:
+        name, total_bytes = device_name(device), device.total_memory_bytes
+        limit_bytes, unused_bytes = self._limits.of(name), self._unused_bytes(name)
+        if limit_bytes is None or unused_bytes is None:
+            return device
+        return msgspec.structs.replace(
+            device,
+            total_memory_bytes=min(limit_bytes, total_bytes),
+            free_memory_bytes=max(0, min(unused_bytes, device.free_memory_bytes)),
+            installed_memory_bytes=total_bytes if limit_bytes < total_bytes else None,
+        )
+
+    def _left_bytes(
+        self,
+        owner: Owner,
+        holdings: Iterable[Holding],
+        free_bytes: int,
+        needed_bytes: int | None,
+        gone: Collection[Owner],
+        asleep: Sequence[tuple[Owner, int]],
+    ) -> int:
+        left_bytes, later_bytes, is_earlier = free_bytes, 0, True
+        withheld = dict(asleep)
+        for holding in holdings:
+            if holding.owner is owner:
+                is_earlier = False
+            elif holding.owner in gone:
+                left_bytes += holding.held_bytes
+            elif holding.owner in withheld:
+                left_bytes += max(0, holding.held_bytes - withheld[holding.owner])
+            elif is_earlier or holding.is_begun:
+                left_bytes -= holding.outstanding_bytes
+            else:
+                later_bytes += holding.outstanding_bytes
+        if needed_bytes is None:
+            return max(0, left_bytes)
+        return max(0, left_bytes - min(later_bytes, max(0, left_bytes - needed_bytes)))
 
     def _change(self, owner: Owner, **changes: int) -> None:
         if (holding := self._holdings.get(owner)) is not None:

@@ -12,6 +12,7 @@ from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.device_choice import choose_devices, devices_of_ranks
 from inference.protocol.heartbeat import DeviceInfo, device_name
 from inference.protocol.load import AsleepBytes, LoadFailure, LoadSpec
+from inference.settings.neuron import MEMORY_LIMIT
 
 BESIDE_FILES_BYTES = 256 * 1024**2
 """Memory of an engine process and of a step, beside the weights."""
@@ -19,6 +20,8 @@ LEAST_OF_FILES = {"q4": 0.125, "q5": 0.15625, "q6": 0.1875, "q8": 0.25, "fp8": 0
 """Least ratio of a model's weights in memory to its files: files of 32-bit numbers shrink most.
 Weights that are not quantised while loading need half of such files, in 16 bits."""
 LEAST_OF_DENSE_FILES = 0.5
+BY_LIMIT = f"in all by {MEMORY_LIMIT.name}"
+"""Follows a device's size where the operator lets less of it be used."""
 
 
 def needed_bytes(spec: LoadSpec, device: str) -> int | None:
@@ -57,23 +60,25 @@ def check_possible(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> None:
     ``LoadRefusedError``."""
     here = {device_name(device): device for device in devices}
     for name in choose_devices(spec, devices):
-        total_bytes = max(
-            device.total_memory_bytes
-            for device in ([here[name]] if spec.devices else _same_kind(here[name], devices))
+        largest = max(
+            [here[name]] if spec.devices else _same_kind(here[name], devices),
+            key=lambda device: device.total_memory_bytes,
         )
+        total_bytes = largest.total_memory_bytes
+        in_all = "in all" if largest.installed_memory_bytes is None else BY_LIMIT
         kv_bytes = _on_each(spec.kv_memory_bytes or 0, spec, name)
         if kv_bytes > total_bytes:
             raise _refused(
                 "exceeds_device",
                 f"{_gb(kv_bytes)} of memory for keys and values are asked for, and {name} has "
-                f"{_gb(total_bytes)} in all; ask for less, or leave it empty",
+                f"{_gb(total_bytes)} {in_all}; ask for less, or leave it empty",
             )
         needed = needed_bytes(spec, name) or 0
         if needed > total_bytes:
             raise _refused(
                 "exceeds_device",
                 f"the model needs {_gb(needed)}, by what earlier loads took, and {name} has "
-                f"{_gb(total_bytes)} in all; load a smaller quant, or ask for less KV memory",
+                f"{_gb(total_bytes)} {in_all}; load a smaller quant, or ask for less KV memory",
             )
 
 

@@ -20,38 +20,54 @@ import msgspec
 from inference.neuron.host.device_sampler import Devices
 from inference.neuron.loads.device_choice import KINDS, choose_devices
 from inference.neuron.loads.load import HostPart, Load, Room, spec_for_engine
-from inference.neuron.loads.memory_ledger import Holding, MemoryLedger
+from inference.neuron.loads.memory_ledger import NO_LIMITS, Holding, MemoryLedger
 from inference.neuron.loads.needs import expected_bytes, needed_bytes
 from inference.neuron.replicas.sleep_choice import HOST_SHARE_KEPT
 from inference.protocol.heartbeat import DeviceInfo, device_name
 from inference.protocol.load import AsleepBytes, LoadReport, LoadSpec
+from inference.settings.memory_limits import MemoryLimits
+from inference.settings.neuron import MEMORY_LIMIT
 
 LOOK_AGAIN_S = 1.0
 """While a load waits. Its turn and its cancel wake it at once."""
 
 
 class LoadQueue:
-    def __init__(
-        self,
-        devices: Devices,
-    ) -> None:
+    def __init__(self, devices: Devices, limits: MemoryLimits = NO_LIMITS) -> None:
+        """``limits``: what the operator lets models use of each device."""
         self._devices = devices
+        self._limits = limits
         self._changed = threading.Condition()
-        self._ledger = MemoryLedger()
+        self._ledger = MemoryLedger(limits)
         self._waiting: list[Load] = []
         """The loads whose files are there; the first one has its turn."""
 
     def devices(self) -> list[DeviceInfo]:
-        """The devices as last measured, less promised memory that is not allocated yet. Returns at
-        once."""
+        """The devices as last measured, within the operator's limits, less promised memory that is
+        not allocated yet. Returns at once."""
         measured = self._devices.devices()
         with self._changed:
             self._note_held(measured)
             return self._ledger.without_promised(measured)
 
     def free_bytes(self) -> dict[str, int]:
-        """Free bytes of each device by the last measurement, promised or not."""
-        return {device_name(one): one.free_memory_bytes for one in self._devices.devices()}
+        """Free bytes of each device by the last measurement, within the operator's limits, promised
+        or not."""
+        measured = self._devices.devices()
+        with self._changed:
+            self._note_held(measured)
+            limited = self._ledger.within_limits(measured)
+        return {device_name(one): one.free_memory_bytes for one in limited}
+
+    def limit_problems(self) -> list[str]:
+        """Limits of devices that are not here, in words."""
+        here = [device_name(one) for one in self._devices.devices()]
+        return [
+            f"{MEMORY_LIMIT.name} names {name}, which is not here; this neuron has "
+            f"{', '.join(here)}"
+            for name in self._limits.devices
+            if name not in here
+        ]
 
     def most_free_bytes(self) -> int:
         """Free bytes of the device that a load without a named device goes to."""
@@ -256,7 +272,8 @@ class LoadQueue:
 
     def _note_start(self, load: Load, measured: list[DeviceInfo]) -> None:
         load.free_at_start = {device_name(one): one.free_memory_bytes for one in measured}
-        load.free_before = dict(load.free_at_start)
+        limited = self._ledger.within_limits(measured)
+        load.free_before = {device_name(one): one.free_memory_bytes for one in limited}
 
     def _note_held(self, measured: list[DeviceInfo]) -> None:
         self._ledger.share_host_memory(device_name(one) for one in measured if one.has_host_memory)
@@ -271,7 +288,8 @@ class LoadQueue:
             self._ledger.hold(owner, self._held_now(owner, holding, free))
 
     def _host_bytes(self, measured: list[DeviceInfo]) -> int:
-        host = next((one for one in measured if one.kind == "cpu"), None)
+        limited = self._ledger.within_limits(measured)
+        host = next((one for one in limited if one.kind == "cpu"), None)
         if host is None:
             return 0
         kept_bytes = int(HOST_SHARE_KEPT * host.total_memory_bytes)

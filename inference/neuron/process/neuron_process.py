@@ -24,7 +24,7 @@ from inference.neuron.replicas.engine_process import engine_command
 from inference.neuron.replicas.silence_timer import silence_limit_s
 from inference.neuron.service import NeuronService
 from inference.settings.accounts import LoggedBodies
-from inference.settings.neuron import LOG_BODIES, NEURON_DRAIN_S
+from inference.settings.neuron import LOG_BODIES, MEMORY_LIMIT, NEURON_DRAIN_S
 from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
 from inference.settings.storage import DATA_DIR, REDIS_STALL_S, REDIS_URL
 from inference.settings.table import check_settings
@@ -72,6 +72,7 @@ def run(name: str) -> int:
         on_name_lost=shutdown.name_is_lost,
         bodies=_logged_bodies(),
         allows_drills=allows_drills(os.environ),
+        memory_limits=MEMORY_LIMIT.read(os.environ),
     )
     try:
         service.lease.acquire(PreviousInstance(data_dir, name))

@@ -6,6 +6,7 @@ import ast
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -189,6 +190,20 @@ def test_configured_kv_memory_counts() -> None:
     entry = replace(MEASURED, kv_memory_bytes=2 * GIB)
     assert isinstance(decide(neuron("a", free_gib=5), entry=entry), Reject)
     assert isinstance(decide(neuron("a", free_gib=6), entry=entry), Load)
+
+
+def test_a_refusal_names_the_limit_that_an_operator_set() -> None:
+    there = neuron("a", free_gib=1)
+    for total_gib, code in ((6, "not_enough_memory"), (2, "exceeds_device")):
+        limited = msgspec.structs.replace(
+            there.devices[0],
+            total_memory_bytes=total_gib * GIB,
+            installed_memory_bytes=24 * GIB,
+        )
+        decision = decide(replace(there, devices=(limited,)), entry=MEASURED)
+        assert isinstance(decision, Reject)
+        assert decision.code == code
+        assert "by its HELEXA_MEMORY_LIMIT" in decision.message
 
 
 def test_not_enough_memory_says_both_numbers() -> None:

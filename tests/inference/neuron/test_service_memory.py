@@ -15,6 +15,7 @@ from inference.neuron.service import NeuronService
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
 from inference.protocol.load import EarlierLoads, LoadSpec, LoadStage
 from inference.protocol.load_errors import UnknownArchitectureError
+from inference.settings.memory_limits import MemoryLimits
 from tests.inference.neuron.devices import GB, card, host
 from tests.inference.neuron.fake_engines import running_engines
 
@@ -91,6 +92,24 @@ def test_kv_memory_beyond_the_device_is_refused_before_an_engine_starts(
     assert (failure.code, failure.is_permanent) == ("exceeds_device", True)
     assert "900.00 GB" in failure.message and "24.00 GB in all" in failure.message
     assert not running_engines()
+
+
+def test_a_neuron_uses_no_more_of_a_device_than_its_operator_lets_it(
+    make_service: MakeService, cards: Host, fake_spec: MakeSpec, gateway: Any
+) -> None:
+    limits = MemoryLimits((("cuda:1", 10 * GB), ("cuda:7", GB)))
+    service = make_service(discovery=cards, memory_limits=limits)
+    _, limited, _ = service.heartbeat().devices
+    assert (limited.free_memory_bytes, limited.total_memory_bytes) == (10 * GB, 10 * GB)
+    assert limited.installed_memory_bytes == 24 * GB
+    assert [text for text in service.heartbeat().host.problems if "cuda:7" in text]
+    large = msgspec.structs.replace(fake_spec(), devices=["cuda:1"], kv_memory_bytes=11 * GB)
+    service.load_model(large)
+    failure = gateway.wait_status("failed").failure
+    assert (failure.code, failure.is_permanent) == ("exceeds_device", True)
+    assert "10.00 GB in all by HELEXA_MEMORY_LIMIT" in failure.message
+    service.load_model(msgspec.structs.replace(needing(fake_spec(), 9), job_id="j2"))
+    assert gateway.wait_status("ready").devices == ["cuda:1"]
 
 
 def test_two_cold_loads_take_turns_and_the_second_says_what_it_waits_for(

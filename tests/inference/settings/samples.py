@@ -30,6 +30,7 @@ from inference.settings.kinds import (
     Text,
     WholeNumber,
 )
+from inference.settings.memory_limits import DeviceMemory
 from inference.settings.setting import Setting
 
 NO_NUMBERS = ("never", "zero", "1,5", "1_000", "²", "٣", "0x10", "--1", "1 000", "nan", "inf", "1e")
@@ -87,6 +88,8 @@ def accepted(setting: Setting[Any]) -> tuple[str, ...]:
             return ("https://chat.example.org", "http://[::1]:31313/", "https://box:8443")
         case UrlOrOff():
             return ("off", "no", "https://wheels.example.org/cpu/")
+        case DeviceMemory():
+            return ("cpu=6GiB", " cpu = 1MiB , cuda:0=20.5GB,cuda:15=1 TiB")
         case MetricsAddress():
             return ("off", ":1", "65535", "10.0.0.5", "[::1]:9100", "box:9100")
     raise AssertionError(f"no samples for {setting.kind}")
@@ -125,6 +128,12 @@ def refused(setting: Setting[Any]) -> tuple[str, ...]:
             return ("chat.example.org", "https://a/b", "https://*.example.org", "https://a:99999")
         case UrlOrOff():
             return ("wheels.example.org", "ftp://wheels.example.org", "https://")
+        case DeviceMemory():
+            return (
+                *("6GiB", "cpu=", "cpu", "cpu=6", "cpu=6gib", "cpu=-1GiB", "cpu=0GiB", "cpu=1.GiB"),
+                *("cuda=6GiB", "cuda:01=6GiB", "cuda:-1=6GiB", "gpu:0=6GiB", "cpu=6GiB,"),
+                *("cpu=1GiB,cpu=2GiB", "cpu=9000TiB", "cpu=6GiB;cuda:0=1GiB", "cpu=0.5MiB"),
+            )
         case MetricsAddress():
             return (":0", ":65536", "a:b", "http://box:9100", "box:9100/metrics")
     raise AssertionError(f"no samples for {setting.kind}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inference.neuron.loads.memory_ledger import MemoryLedger
+from inference.neuron.loads.memory_ledger import NO_LIMITS, MemoryLedger
+from inference.settings.memory_limits import MemoryLimits
 from tests.inference.neuron.devices import GB, card, host
 
 
@@ -15,6 +16,10 @@ def ledger(**promised_gb: float) -> MemoryLedger:
     for owner, gigabytes in promised_gb.items():
         made.accept(owner, ["cuda:0"], int(gigabytes * GB))
     return made
+
+
+def limits(**gigabytes: float) -> MemoryLimits:
+    return MemoryLimits(tuple((name, int(size * GB)) for name, size in gigabytes.items()))
 
 
 def test_what_waits_is_not_free() -> None:
@@ -92,15 +97,50 @@ def test_an_engine_that_died_keeps_its_place() -> None:
     assert book.limit_bytes("b", "cuda:0", 24 * GB, None) == 14 * GB
 
 
+def test_a_limit_bounds_what_all_owners_hold_of_a_device() -> None:
+    book = MemoryLedger(limits(**{"cuda:0": 10}))
+    book.accept("a", ["cuda:0"], 4 * GB)
+    limited, free = book.without_promised([card(0, 20), card(1, 20)])
+    assert (limited.free_memory_bytes, limited.reserved_bytes) == (6 * GB, 4 * GB)
+    assert (limited.total_memory_bytes, limited.installed_memory_bytes) == (10 * GB, 24 * GB)
+    assert (free.total_memory_bytes, free.installed_memory_bytes) == (24 * GB, None)
+    book.begin("a", ["cuda:0"], 4 * GB)
+    book.hold("a", 3 * GB)
+    book.accept("b", ["cuda:0"], 0)
+    assert book.limit_bytes("b", "cuda:0", 17 * GB, None) == 6 * GB
+    assert book.limit_bytes("b", "cuda:0", 17 * GB, None, gone=["a"]) == 10 * GB
+    assert book.limit_bytes("b", "cuda:0", 17 * GB, None, asleep=[("a", GB)]) == 9 * GB
+    assert book.limit_bytes("b", "cuda:0", 2 * GB, None, gone=["a"]) == 5 * GB
+
+
+def test_other_programs_may_leave_less_than_the_limit() -> None:
+    book = MemoryLedger(limits(cpu=100))
+    (told,) = book.without_promised([host(8, 64)])
+    assert (told.free_memory_bytes, told.total_memory_bytes) == (8 * GB, 64 * GB)
+    assert told.installed_memory_bytes is None
+
+
+def test_a_limit_of_the_processors_is_none_of_a_card_with_the_hosts_memory() -> None:
+    book = MemoryLedger(limits(cpu=6))
+    book.share_host_memory(["cuda:0"])
+    book.accept("a", ["cuda:0"], 30 * GB)
+    cuda, cpu = book.without_promised([card(0, 100, 128), host(100)])
+    assert (cuda.free_memory_bytes, cpu.free_memory_bytes) == (70 * GB, 6 * GB)
+    book.accept("b", ["cuda:0"], 68 * GB)
+    (cpu,) = book.without_promised([host(100)])
+    assert cpu.free_memory_bytes == 2 * GB
+
+
 class Neuron(RuleBasedStateMachine):
     """A card of 100 onto which loads come in turn, each taking at most what it was granted. Engines
     die and start again, others leave."""
 
     TOTAL = 100
+    LIMITS = NO_LIMITS
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = MemoryLedger()
+        self.ledger = MemoryLedger(self.LIMITS)
         self.waiting: list[str] = []
         self.granted: dict[str, int] = {}
         self.held: dict[str, int] = {}
@@ -162,8 +202,18 @@ class Neuron(RuleBasedStateMachine):
     @invariant()
     def nothing_is_promised_twice(self) -> None:
         self.ledger.check_integrity()
-        assert sum(self.granted.values()) <= self.TOTAL
+        limit = self.LIMITS.of("cuda:0")
+        assert sum(self.granted.values()) <= (self.TOTAL if limit is None else limit)
         assert self.free >= 0
 
 
 TestNeuron = Neuron.TestCase
+
+
+class LimitedNeuron(Neuron):
+    """Other programs may have the rest of its card."""
+
+    LIMITS = MemoryLimits((("cuda:0", 60),))
+
+
+TestLimitedNeuron = LimitedNeuron.TestCase

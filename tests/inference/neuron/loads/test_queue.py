@@ -7,8 +7,10 @@ import msgspec
 
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
+from inference.neuron.replicas.sleep_choice import HOST_SHARE_KEPT
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
 from inference.protocol.load import EarlierLoads, LoadReport, LoadSpec
+from inference.settings.memory_limits import MemoryLimits
 from tests.inference.neuron.devices import GB, card, host
 
 SPEC = LoadSpec(job_id="j", model="m", source="fake:m")
@@ -136,6 +138,28 @@ def test_a_load_that_waits_leaves_what_it_needs() -> None:
     # Accepted before it, so its promise stands; the other way round as well, as far as 5 are left.
     assert queue.room(first).limit_bytes == 12 * GB
     assert queue.room(later).limit_bytes == 15 * GB
+
+
+def test_a_load_may_take_what_the_operator_lets_models_use() -> None:
+    machine = Machine(card(0, 20), host(100))
+    queue = LoadQueue(machine, MemoryLimits((("cuda:0", 10 * GB), ("cpu", 40 * GB))))
+    assert free_gb(queue) == [10, 40]
+    spec = begun(queue, load_of(7))
+    # An engine measures 20 GB, of which 10 are none of its own.
+    assert (spec.memory_limit_bytes, spec.promised_bytes) == (10 * GB, 10 * GB)
+    assert free_gb(queue) == [3, 40]
+    machine.there = [card(0, 12), host(100)]
+    assert free_gb(queue) == [2, 40]
+    assert queue.host_bytes() == int((1 - HOST_SHARE_KEPT) * 40 * GB)
+    assert queue.free_bytes() == {"cuda:0": 2 * GB, "cpu": 40 * GB}
+    assert queue.limit_problems() == []
+
+
+def test_a_limit_of_a_device_that_is_not_here_is_a_problem() -> None:
+    queue = LoadQueue(Machine(host(100)), MemoryLimits((("cuda:1", GB),)))
+    assert queue.limit_problems() == [
+        "HELEXA_MEMORY_LIMIT names cuda:1, which is not here; this neuron has cpu"
+    ]
 
 
 def test_an_engine_that_died_is_told_what_it_had() -> None:
