@@ -13,6 +13,8 @@ HEADING = re.compile(
     re.MULTILINE,
 )
 
+_SUBHEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
 
 class NotesError(ValueError):
     """The notes lack the release that is built."""
@@ -34,12 +36,17 @@ def _entries(notes: str, release: Release) -> Iterator[tuple[str, date, str]]:
     headings = list(HEADING.finditer(notes))
     ends = [heading.start() for heading in headings[1:]] + [len(notes)]
     for heading, end in zip(headings, ends, strict=True):
-        text = notes[heading.end() : end].strip().replace("%", "%%")
+        text = _rpm_text(notes[heading.end() : end])
         if not heading["unreleased"]:
             yield heading["version"], date.fromisoformat(heading["date"]), text
         elif text and not release.is_tagged:
             moment = datetime.fromtimestamp(release.unix_s, UTC).date()
             yield release.package_version, moment, text
+
+
+def _rpm_text(notes: str) -> str:
+    """rpm expands macros after ``%`` and leaves out lines that begin with ``#``."""
+    return _SUBHEADING.sub(r"\1:", notes.strip()).replace("%", "%%")
 
 
 def _day(day: date) -> str:

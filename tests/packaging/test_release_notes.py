@@ -17,6 +17,10 @@ All notable changes.
 
 ## Unreleased
 
+### Added
+
+#### Queues
+
 - Share 50 % of the queue
   (`max_queue_share_percent`).
 
@@ -30,6 +34,10 @@ The first release.
 """
 UNRELEASED = """\
 * Wed Nov 25 2026 helexa - 0.2.0+git20261225.abc-1
+Added:
+
+Queues:
+
 - Share 50 %% of the queue
   (`max_queue_share_percent`)."""
 RELEASED = """\
