@@ -63,10 +63,9 @@ from inference.gateway.responses.stored import (
     ResponseConsumer,
 )
 from inference.gateway.responses.websocket import ResponseSocket
-from inference.gateway.server.azure import deployment_of
 from inference.gateway.server.lifespan import LifespanConsumer
 from inference.gateway.server.origins import with_cors
-from inference.gateway.server.paths import OLLAMA_PATHS, api_path, api_path_of
+from inference.gateway.server.paths import OLLAMA_PATHS, api_path, api_path_of, deployment_of
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import ErrorDialect

@@ -12,6 +12,9 @@ from functools import cache
 from typing import Any
 
 import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 logger = logging.getLogger(__name__)
 
@@ -53,4 +56,16 @@ def _log_once(problem: str) -> None:
     """Before Redis 7 nothing is closed for its size, and no host can be invited."""
     logger.info(
         "Redis may close this process' connections where clients hold too much: %s", problem
+    )
+
+
+def redis_client(url: str, timeout_s: float) -> redis.asyncio.Redis:
+    """Never repeats a command by itself: only the caller knows whether it may come twice."""
+    return redis.asyncio.Redis.from_url(
+        url,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 0),
+        protocol=2,
+        redis_connect_func=connect_exempt_async,
     )

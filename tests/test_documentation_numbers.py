@@ -2,7 +2,7 @@
 
     32 entries (`MAX_ENTRIES_A_READ`)      a number, its unit, and the name of its constant
     30 s (`HELEXA_REDIS_STALL_S`)          … of a setting, whose default is compared
-    64 KiB (`body_writer.PIECE_BYTES`)     … of a module, where several have that name
+    64 KiB (`bodies.PIECE_BYTES`)     … of a module, where several have that name
     2,048 (`IntakeLimits.max_requests`)    … of a class, whose field's default is compared
 
 A number of 10 and more, or with a unit, fails without a name beside it, and so does a duration or
@@ -226,7 +226,7 @@ def test_the_pages_have_numbers() -> None:
 def test_a_wrong_number_is_found() -> None:
     assert problem(30, "s", "HELEXA_REDIS_STALL_S") == ""
     assert "is 30" in problem(31, "s", "HELEXA_REDIS_STALL_S")
-    assert "is 65536" in problem(64, "MiB", "body_writer.PIECE_BYTES")
+    assert "is 65536" in problem(64, "MiB", "bodies.PIECE_BYTES")
     assert "name its module" in problem(64, "KiB", "PIECE_BYTES")
     assert "of 0 constants" in problem(1, "s", "NO_SUCH_CONSTANT_S")
 

@@ -8,10 +8,9 @@ reconcile    what the control does in a tick (``fleet.placement.reconcile``)
 
 from fleet.placement.decisions import Catalogue, Decision, Load, Reject, Route, Wait
 from fleet.placement.failures import FAILED_LOAD_BACKOFF_S
-from fleet.placement.place import place, route
+from fleet.placement.place import RoutingHint, place, route
 from fleet.placement.place_on import choose_devices, place_on
 from fleet.placement.refusals import NO_NEURON_RETRY_AFTER_S
-from fleet.placement.routing import RoutingHint
 
 __all__ = [
     "FAILED_LOAD_BACKOFF_S",

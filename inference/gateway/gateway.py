@@ -29,28 +29,33 @@ from inference.gateway.background_loops import BackgroundLoops, Loop
 from inference.gateway.bounds import Bounds
 from inference.gateway.catalogue import Catalogue
 from inference.gateway.images.request_images import ImageParser, ImageSender, image_rules
-from inference.gateway.metrics.client_families import client_family
-from inference.gateway.metrics.requests import Metrics
+from inference.gateway.metrics.requests import Metrics, client_family
 from inference.gateway.neurons.conduct import NeuronConduct
 from inference.gateway.neurons.held_requests import LOOK_INTERVAL_S, HeldRequestsWatch
 from inference.gateway.neurons.liveness import Liveness, repeat
 from inference.gateway.neurons.queue_demand import QueueDemandReporter
-from inference.gateway.redis.client import redis_client
 from inference.gateway.redis.inbox import Dispatcher
 from inference.gateway.redis.readers_by_neuron import EventReaders
 from inference.gateway.redis.refusal_counts import INTERVAL_S as REFUSALS_INTERVAL_S
 from inference.gateway.redis.refusal_counts import RefusalCounts
 from inference.gateway.request.accounting import Accounting, Ledger
-from inference.gateway.request.call import Call, RequestOutcome
+from inference.gateway.request.call import Call
 from inference.gateway.request.event_stream import RequestStreams
 from inference.gateway.request.identify import SENDER, Directory, Identifier
 from inference.gateway.request.place import Placer
 from inference.gateway.request.rate_limit import Limiting
-from inference.gateway.request.settle import Outcomes, RequestRecords, counted_by, recorded_by
+from inference.gateway.request.settle import (
+    Outcomes,
+    RequestOutcome,
+    RequestRecords,
+    counted_by,
+    recorded_by,
+)
 from inference.gateway.request.token_bounds import PromptRatios
 from inference.gateway.server.paths import api_path_of
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.keys import WAITING_INTERVAL_S, gateway_alive_key
+from inference.redis_connections import redis_client
 from inference.redis_link import RedisLink
 from inference.supervised_threads import SupervisedPool
 from metering.ledger.receipts import Receipts

@@ -26,10 +26,8 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.request.call import Call
 from inference.gateway.request.identify import SENDER, ensure_scope
 from inference.gateway.request.rate_limit import limit_headers
-from inference.gateway.server.azure import with_model
-from inference.gateway.server.bodies import parse_aside
-from inference.gateway.server.body_writer import send_file, send_in_pieces
-from inference.gateway.server.paths import unknown_url
+from inference.gateway.server.bodies import parse_aside, send_file, send_in_pieces
+from inference.gateway.server.paths import unknown_url, with_model
 from inference.wire.common.fields import shown
 from inference.wire.common.unknown_fields import unknown_fields_ignored
 from inference.wire.dialect import ErrorDialect, RequestContext

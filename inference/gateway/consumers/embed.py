@@ -7,7 +7,7 @@ from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.gateway.consumers.generate import unix_time_s
 from inference.gateway.request.placed_request import PlacedRequest
 from inference.gateway.request.run import run_request
-from inference.gateway.server.body_writer import BodyWriter
+from inference.gateway.server.bodies import BodyWriter
 from inference.protocol.events import Embedded, EmbeddedPart
 from inference.wire.dialect import PartsEncoder
 from inference.wire.openai import embeddings as openai_embeddings

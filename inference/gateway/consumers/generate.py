@@ -5,26 +5,139 @@
 The same for every dialect and for both kinds of answer: a dialect gives a parser and two encoders.
 A stream that has to wait is started after ``STREAM_GRACE_S``, so that early refusals keep their
 status and later ones become the stream's last event.
+
+Frames are sent as they come, and keep-alives while there are none: a stream is started by its first
+frame or by its first keep-alive.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ClassVar
 
-from inference.gateway.consumers.streaming import STREAM_GRACE_S, StreamingConsumer
+from inference.gateway.consumers.api_consumer import ApiConsumer, Headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.run import run_request
+from inference.gateway.responses.frame_log import FrameWatch
 from inference.protocol.events import ChoiceFinished, Event, Finished
 from inference.wire.dialect import (
+    WAITING_COMMENT,
     Encoder,
     ErrorDialect,
     Parse,
     ParsedRequest,
     PartsEncoder,
+    waiting_comment,
 )
 from inference.wire.openai import errors as openai_errors
+
+STREAM_GRACE_S = 2.0
+KEEP_ALIVE_S = 10.0
+STREAM_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class StreamingConsumer(ApiConsumer):
+    stream_headers: ClassVar[Headers] = STREAM_HEADERS
+
+    def __init__(
+        self, *, gateway: Gateway, errors: ErrorDialect = openai_errors, endpoint: str = ""
+    ) -> None:
+        super().__init__(gateway=gateway, errors=errors, endpoint=endpoint)
+        self._quiet: QuietTimer | None = None
+        self._has_begun = False
+        """Whether the client has been sent an event."""
+        self._sending = asyncio.Lock()
+
+    def _keep_alive_from(self, first_s: float) -> None:
+        self._quiet = QuietTimer(self._keep_alive, first_s=first_s, then_s=KEEP_ALIVE_S)
+
+    def _stop_keep_alive(self) -> None:
+        quiet, self._quiet = self._quiet, None  # breaks a cycle: the timer calls this consumer
+        if quiet is not None:
+            quiet.stop()
+
+    async def _send_frames(self, frames: bytes, *, last: bool) -> None:
+        """One at a time: a keep-alive may start the response while the first answer arrives."""
+        async with self._sending:
+            if self._response_ended:
+                return
+            if self._quiet is not None:
+                self._quiet.touch()
+            if not self._response_started:
+                await self.start_response(200, self.stream_headers)
+            await self.send_body(frames, last=last)
+
+    async def _watch(self, watched: FrameWatch) -> None:
+        """Sends frames until the work ends, or the client leaves it to itself."""
+        self._keep_alive_from(KEEP_ALIVE_S)
+        try:
+            await self._forward_watched(watched)
+        finally:
+            if self._client_left:
+                watched.leave()
+            self._stop_keep_alive()
+
+    async def _forward_watched(self, watched: FrameWatch) -> None:
+        is_last = False
+        while not is_last:
+            frames, is_last = await watched.take()
+            await self._send_frames(frames, last=is_last)
+
+    async def _keep_alive(self) -> None:
+        frame = self.errors.KEEP_ALIVE_FRAME if self._has_begun else self._waiting_comment()
+        await self._send_frames(frame, last=False)
+
+    def _waiting_comment(self) -> bytes:
+        """The progress of the load that the request waits for, where it waits for one."""
+        wait = self.gateway.placer.wait_of(self.call.placed_model)
+        return WAITING_COMMENT if wait is None else waiting_comment(wait.words)
+
+
+class QuietTimer:
+    """Notices that a stream has been quiet for too long. Must not know the frames.
+
+    Calls ``on_quiet`` when nothing was touched for ``first_s``, and from then on for each
+    ``then_s``. A touch costs nothing but a clock reading: the timer looks when it fires.
+    """
+
+    def __init__(
+        self, on_quiet: Callable[[], Awaitable[None]], *, first_s: float, then_s: float
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_quiet = on_quiet
+        self._interval_s = first_s
+        self._then_s = then_s
+        self._touched_s = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = self._loop.call_later(first_s, self._look)
+        self._call: asyncio.Task[None] | None = None
+
+    def touch(self) -> None:
+        self._interval_s = self._then_s
+        self._touched_s = self._loop.time()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._call is not None:
+            self._call.cancel()
+
+    def _look(self) -> None:
+        due_s = self._touched_s + self._interval_s
+        if self._loop.time() >= due_s:
+            self.touch()
+            self._call = self._loop.create_task(self._run())
+            due_s = self._touched_s + self._interval_s
+        self._timer = self._loop.call_at(due_s, self._look)
+
+    async def _run(self) -> None:
+        await self._on_quiet()
 
 
 class GenerationConsumer(StreamingConsumer):

@@ -22,7 +22,7 @@ import redis.asyncio
 
 from helexa_site.config import Config
 from inference.gateway.images.fetch import ImageFetchError, fetch_image
-from inference.gateway.redis.failure import REDIS_BACKOFF, redis_unavailable
+from inference.gateway.redis.outage import REDIS_BACKOFF, redis_unavailable
 from inference.gateway.server.bodies import parse_aside
 from inference.protocol.generation import ChatInput, ChatMessage, Request
 from inference.protocol.images import ImageRef

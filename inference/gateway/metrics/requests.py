@@ -6,6 +6,9 @@ of the original know; ours begin with ``helexa_``.
 No label ever holds a client's text: models are the catalogue's names, nodes the neurons', accounts
 and keys those that exist, codes our own words. Each observation costs a few additions to plain
 numbers: the library's counters, each with a lock, would cost three times as much.
+
+The ledger, the logs and the metrics name the kind of client by one of a fixed set of words, because
+the text of a header must never go there.
 """
 
 from __future__ import annotations
@@ -285,3 +288,48 @@ def _counters(
         for names, counts in counts_by_names:
             family.add_metric(names, getattr(counts, attribute))
         yield family
+
+
+OTHER_CLIENT = "other"
+MAX_REMEMBERED = 256
+MAX_AGENT_CHARS = 512
+
+_FAMILIES = (
+    ("claude-code", r"\bclaude-(?:cli|code)/"),
+    ("codex", r"\bcodex"),
+    ("opencode", r"\bopencode/"),
+    ("zed", r"\bzed/"),
+    ("qwen-code", r"\bqwencode/|\bqwen-code"),
+    ("open-webui", r"\bopen[ -]?webui\b"),
+    ("litellm", r"\blitellm\b"),
+    ("ai-sdk", r"\bai-sdk/|\bai/\d"),
+    ("langchain", r"\blangchain"),
+    ("llama-index", r"\bllama[-_]index"),
+    ("helexa-acp", r"\bhelexa-acp"),
+    ("openai-python", r"\b(?:async)?openai/python"),
+    ("openai-js", r"\b(?:async)?openai/js"),
+    ("anthropic-python", r"\b(?:async)?anthropic/python"),
+    ("anthropic-js", r"\b(?:async)?anthropic/js"),
+    ("ollama-python", r"\bollama-python/"),
+    ("ollama-js", r"\bollama-js/"),
+    ("curl", r"\bcurl/"),
+    ("python", r"\bpython|\bhttpx\b|\baiohttp\b"),
+    ("node", r"\bnode\b|\bundici\b"),
+    ("browser", r"\bmozilla/"),
+)
+_PATTERNS = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _FAMILIES)
+_remembered: dict[str, str] = {}
+
+
+def client_family(user_agent: str) -> str:
+    """``""`` for a client without a user agent."""
+    if not user_agent:
+        return ""
+    agent = user_agent[:MAX_AGENT_CHARS]
+    family = _remembered.get(agent)
+    if family is None:
+        family = next((name for name, pattern in _PATTERNS if pattern.search(agent)), OTHER_CLIENT)
+        if len(_remembered) >= MAX_REMEMBERED:
+            _remembered.clear()
+        _remembered[agent] = family
+    return family

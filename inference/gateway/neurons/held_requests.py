@@ -19,8 +19,8 @@ import redis
 import redis.asyncio
 
 from fleet.live.neuron_reads import NeuronValueError, fields_read, run_reads_async
-from inference.gateway.redis.failure import redis_unavailable
 from inference.gateway.redis.inbox import Dispatcher
+from inference.gateway.redis.outage import redis_unavailable
 from inference.gateway.redis.readers_by_neuron import EventReaders
 from inference.gateway.request.event_stream import RequestStream, RequestStreams, request_lost
 from inference.logs.throttled import ThrottledLog

@@ -23,10 +23,10 @@ from fleet.live.absences import Absences
 from fleet.live.neuron_reads import NeuronValueError, hash_read, run_reads_async
 from fleet.live.reading import read_snapshot
 from fleet.live.snapshot import FleetSnapshot, NeuronView
-from inference.gateway.redis.failure import redis_unavailable
+from inference.gateway.background_loops import SharedWork
+from inference.gateway.redis.outage import redis_unavailable
 from inference.gateway.redis.readers_by_neuron import EventReaders
 from inference.gateway.request.event_stream import RequestStreams, neuron_lost
-from inference.gateway.shared_work import SharedWork
 from inference.protocol import keys
 from inference.protocol.preparing import decode_marks
 from inference.protocol.stalls import Continuity

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import redis
 import redis.asyncio
 
-from inference.gateway.redis.failure import redis_unavailable
+from inference.gateway.redis.outage import redis_unavailable
 from inference.protocol import keys
 from inference.protocol.waiting import WaitingModel, WaitingReport, encode_waiting_report
 

@@ -18,7 +18,7 @@ from inference.gateway.consumers.models import model_card
 from inference.gateway.gateway import Gateway
 from inference.gateway.ollama.pull import JSON_LINES
 from inference.gateway.request.run import run_request
-from inference.gateway.server.body_writer import BodyWriter
+from inference.gateway.server.bodies import BodyWriter
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire.dialect import Encoder, Parse, ParsedRequest
 from inference.wire.errors import ModelNotAllowedError, NotSupportedError

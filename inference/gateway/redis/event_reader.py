@@ -26,8 +26,7 @@ from typing import Any, Protocol
 import msgspec
 import redis
 
-from inference.gateway.redis.failure import REDIS_BACKOFF
-from inference.gateway.redis.outage import RedisOutage
+from inference.gateway.redis.outage import REDIS_BACKOFF, RedisOutage
 from inference.gateway.request.answer_check import AnswerFaultError
 from inference.gateway.request.event_stream import RequestStream, RequestStreams, events_lost
 from inference.logs.throttled import ThrottledLog

@@ -3,6 +3,7 @@
     answered ─▶ unanswered … ─┬─ answered       nothing was lost
                               └─ after limit_s  on_given_up, once
 
+Also how the gateway refuses a request while Redis does not answer, and how often it tries again.
 Belongs to one event loop; must not know Redis.
 """
 
@@ -11,6 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+
+from inference.backoff import Backoff
+from inference.wire.errors import ServiceUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -47,3 +51,10 @@ class RedisOutage:
     def _give_up(self) -> None:
         logger.error("Redis has not answered for %.0f s: open requests fail", self._limit_s)
         self._on_given_up()
+
+
+REDIS_BACKOFF = Backoff(first_s=0.1, max_s=1.0)
+
+
+def redis_unavailable() -> ServiceUnavailableError:
+    return ServiceUnavailableError("redis_unavailable", "Redis does not answer; try again shortly.")

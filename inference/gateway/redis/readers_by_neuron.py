@@ -18,12 +18,10 @@ from dataclasses import dataclass
 import redis
 import redis.asyncio
 
-from inference.gateway.background_loops import BackgroundLoops
+from inference.gateway.background_loops import BackgroundLoops, SharedWork
 from inference.gateway.redis.event_reader import EventReader, OnFault
-from inference.gateway.redis.failure import redis_unavailable
-from inference.gateway.redis.outage import RedisOutage
+from inference.gateway.redis.outage import RedisOutage, redis_unavailable
 from inference.gateway.request.event_stream import RequestStreams
-from inference.gateway.shared_work import SharedWork
 from inference.protocol import keys
 from inference.redis_link import RedisLink
 

@@ -14,8 +14,9 @@ import math
 import time
 from typing import Protocol
 
-from inference.gateway.request.call import Call, RequestOutcome
+from inference.gateway.request.call import Call
 from inference.gateway.request.reservation_queue import ReservationQueue
+from inference.gateway.request.settle import RequestOutcome
 from inference.gateway.request.token_bounds import TokenBounds
 from inference.wire.errors import (
     ApiError,

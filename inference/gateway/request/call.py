@@ -14,15 +14,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inference.gateway.request.usage_counter import NOTHING, UsageCounter
+from inference.gateway.request.settle import NO_MODEL, NOTHING, RequestOutcome, UsageCounter
 from inference.wire.errors import ApiError
 from metering.ledger.entries import CANCELLED, TOKENS, Settle, fields_of
 from metering.limits.state import NO_LIMITS
 from metering.outcomes import Outcome, outcome_of
 from metering.prices import FREE
 from metering.principal import Principal
-
-NO_MODEL = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,42 +29,6 @@ class TokenCharge:
 
     prompt_tokens: int
     output_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOutcome:
-    """How one request ended. ``settle.model`` is a catalogue name, never a client's text."""
-
-    settle: Settle
-    """What the log, the metrics and the ledger record of it; the ledger only where
-    ``is_billed``."""
-    is_billed: bool
-    """It was submitted, and what it asks for has a price: it gets a ledger entry."""
-    kind: Outcome
-    status: int
-    """The status of the HTTP response; 0 where there was none."""
-    was_cold: bool
-    """Its model was loaded for it."""
-    error_status: int = 0
-    """Of the error that it ended with; ``status`` is 200 where its stream had begun."""
-    error_message: str = ""
-    is_self_test: bool = False
-    """``serve`` has asked it: it is logged, and nothing else."""
-    model_asked: str = ""
-    """As the client named the model; its text, which goes into the request's record alone."""
-    end_user: str = ""
-    """As the client named whom it asks for; the same."""
-    queue_ms: int | None = None
-    """From its first header to the start of its work; ``None``: it never started."""
-
-    @property
-    def duration_s(self) -> float:
-        return self.settle.duration_ms / 1000
-
-    @property
-    def time_to_first_token_s(self) -> float | None:
-        first_ms = self.settle.time_to_first_token_ms
-        return None if first_ms is None else first_ms / 1000
 
 
 class Call:

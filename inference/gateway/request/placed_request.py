@@ -30,9 +30,9 @@ from inference.gateway.request.call import Call
 from inference.gateway.request.event_stream import RequestStream
 from inference.gateway.request.place import Place
 from inference.gateway.request.routing_hint import routing_hint
+from inference.gateway.request.settle import UsageCounter
 from inference.gateway.request.token_bounds import TokenBounds, num_prompts, token_bounds
 from inference.gateway.request.token_budget import TokenBudget
-from inference.gateway.request.usage_counter import UsageCounter
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.events import Event
 from inference.protocol.generation import Request, Submit

@@ -3,8 +3,9 @@ when it has ended. Their refusals become errors for the client."""
 
 from __future__ import annotations
 
-from inference.gateway.redis.failure import redis_unavailable
-from inference.gateway.request.call import Call, RequestOutcome, TokenCharge
+from inference.gateway.redis.outage import redis_unavailable
+from inference.gateway.request.call import Call, TokenCharge
+from inference.gateway.request.settle import RequestOutcome
 from inference.gateway.request.token_bounds import PromptRatios, TokenBounds
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.dialect import ErrorDialect

@@ -1,14 +1,36 @@
-"""Records a request's end: one line in the log, the metrics, the ledger. Nothing else keeps a
-record of its own of how a request ended."""
+"""Counts what a request uses and records its end: a line in the log, the metrics, the ledger.
+
+    Accepted ─▶ prompt counted     tokens ─▶ counted     terminal event ─▶ settled, once
+                                     its stream expects no more events ─▶ settle_as_counted
+    settled and answered ─▶ RequestOutcome ─▶ log, then each listener
+
+The counter ends nothing: its ``RequestStream`` passes it every event of one attempt and ends the
+attempt. Nothing else keeps a record of its own of how a request ended.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from inference.gateway.metrics.requests import Metrics
-from inference.gateway.request.call import NO_MODEL, RequestOutcome
+from inference.protocol.events import (
+    ANSWERS,
+    Accepted,
+    Cancelled,
+    Delta,
+    Embedded,
+    EmbeddedPart,
+    Event,
+    Failed,
+    Finished,
+    PromptScored,
+    Usage,
+)
+from metering.ledger.entries import Settle
 from metering.outcomes import UNAVAILABLE, Outcome
 
 logger = logging.getLogger("helexa.requests")
@@ -17,6 +39,43 @@ PROBES = frozenset({"/health", "/ping"})
 """Asked every few seconds by whatever watches a gateway: their lines would bury the others."""
 
 MAX_CAUSE_CHARACTERS = 300
+NO_MODEL = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutcome:
+    """How one request ended. ``settle.model`` is a catalogue name, never a client's text."""
+
+    settle: Settle
+    """What the log, the metrics and the ledger record of it; the ledger only where
+    ``is_billed``."""
+    is_billed: bool
+    """It was submitted, and what it asks for has a price: it gets a ledger entry."""
+    kind: Outcome
+    status: int
+    """The status of the HTTP response; 0 where there was none."""
+    was_cold: bool
+    """Its model was loaded for it."""
+    error_status: int = 0
+    """Of the error that it ended with; ``status`` is 200 where its stream had begun."""
+    error_message: str = ""
+    is_self_test: bool = False
+    """``serve`` has asked it: it is logged, and nothing else."""
+    model_asked: str = ""
+    """As the client named the model; its text, which goes into the request's record alone."""
+    end_user: str = ""
+    """As the client named whom it asks for; the same."""
+    queue_ms: int | None = None
+    """From its first header to the start of its work; ``None``: it never started."""
+
+    @property
+    def duration_s(self) -> float:
+        return self.settle.duration_ms / 1000
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        first_ms = self.settle.time_to_first_token_ms
+        return None if first_ms is None else first_ms / 1000
 
 
 class RequestRecords(Protocol):
@@ -132,3 +191,94 @@ def _fields(outcome: RequestOutcome, is_ours: bool) -> dict[str, object]:
         "duration_s": outcome.duration_s,
         "time_to_first_token_s": outcome.time_to_first_token_s,
     }
+
+
+NOTHING = Usage(prompt_tokens=0, completion_tokens=0)
+
+
+class UsageCounter:
+    """Counts every event of its attempt, also those after its client has left.
+
+    ``on_accepted`` is called with the prompt's length."""
+
+    __slots__ = (
+        "_completion_tokens",
+        "_on_accepted",
+        "_prompt_tokens",
+        "_when_settled",
+        "begun_s",
+        "first_token_s",
+        "is_settled",
+        "usage",
+    )
+
+    def __init__(self, on_accepted: Callable[[int], None] | None = None) -> None:
+        self.usage: Usage = NOTHING
+        self.first_token_s: float | None = None
+        """``time.monotonic``; ``None``: no token has come."""
+        self.begun_s: float | None = None
+        """``time.monotonic`` when its engine began, as far as that is reported, else when its
+        neuron had prepared it; ``None``: it was not accepted."""
+        self.is_settled = False
+        self._when_settled: list[Callable[[], None]] = []
+        self._on_accepted = on_accepted
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+
+    def count(self, event: Event) -> None:
+        if self.is_settled:
+            return
+        match event:
+            case Delta():  # most events are this one
+                self._count_tokens(event.num_tokens)
+            case Accepted():
+                self.begun_s = time.monotonic()
+                self._prompt_tokens = event.prompt_tokens
+                if self._on_accepted is not None:
+                    self._on_accepted(event.prompt_tokens)
+            case PromptScored() | EmbeddedPart():
+                pass
+            case Finished():
+                if event.timing is not None and self.begun_s is not None:
+                    self.begun_s += event.timing.queue_ms / 1000
+                self._settle(event.usage)
+            case Embedded():
+                self._settle(event.usage)
+            case Failed() | Cancelled():
+                self._settle(event.usage or NOTHING)
+            case _ if isinstance(event, ANSWERS):
+                self._settle(NOTHING)
+            case _:
+                self._count_tokens(getattr(event, "num_tokens", 0))
+
+    def _count_tokens(self, num_tokens: int) -> None:
+        if self.first_token_s is None:
+            self.first_token_s = time.monotonic()
+        self._completion_tokens += num_tokens
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Called once there is nothing more to come; at once where that is so already."""
+        if self.is_settled:
+            callback()
+        else:
+            self._when_settled.append(callback)
+
+    def settle_as_counted(self) -> None:
+        """Settle by the tokens counted, because no more events come. A prompt without a first token
+        may not have been computed, so it costs nothing."""
+        if self.is_settled:
+            return
+        if self.first_token_s is None:
+            self._settle(NOTHING)
+        else:
+            self._settle(
+                Usage(prompt_tokens=self._prompt_tokens, completion_tokens=self._completion_tokens)
+            )
+
+    def _settle(self, usage: Usage) -> None:
+        self.usage = usage
+        self.is_settled = True
+        self._on_accepted = None  # breaks a cycle: the callback's request refers to its counter
+        callbacks, self._when_settled = self._when_settled, []
+        for callback in callbacks:
+            callback()

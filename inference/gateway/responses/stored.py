@@ -8,7 +8,7 @@ from typing import ClassVar
 import orjson
 
 from inference.conversations.records import ACTIVE, ResponseRecord
-from inference.gateway.consumers.streaming import STREAM_GRACE_S, StreamingConsumer
+from inference.gateway.consumers.generate import STREAM_GRACE_S, StreamingConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.responses.background import BackgroundRun, BackgroundRuns
 from inference.gateway.responses.frame_log import EventsGoneError, FrameWatch

@@ -16,8 +16,7 @@ from twisted.internet import reactor
 from twisted.internet.tcp import Port
 
 from inference.gateway.server.client_connections import ClientConnections
-from inference.gateway.server.http_channel import StreamChannel
-from inference.gateway.server.read_deadline import ReadDeadline, ReadTimeouts
+from inference.gateway.server.http_channel import ReadDeadline, ReadTimeouts, StreamChannel
 
 ACCEPTS_A_TURN = 8
 """Twisted accepts a hundred at a time: more than the reserve of file descriptors may be."""

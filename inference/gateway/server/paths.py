@@ -2,9 +2,15 @@
 
 /v1/chat/completions ──────────────▶ as it is
 /chat/completions ─────────────────▶ /v1/chat/completions    a base URL without /v1
-/openai/v1/chat/completions ───────▶ /v1/chat/completions    as Azure has it
 /v1/v1/chat/completions ───────────▶ no such path; did you mean /v1/chat/completions?
 /admin/ ───────────────────────────▶ None: not the API's
+
+Azure OpenAI's paths name the model as a deployment. Their ``api-version`` chooses between shapes
+that Azure has had; here there is one.
+
+/openai/deployments/tiny/chat/completions?api-version=… ─▶ /v1/chat/completions, model tiny
+/openai/v1/responses ───────────────────────────────────▶ /v1/responses
+/openai/files?api-version=… ────────────────────────────▶ /v1/files
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from __future__ import annotations
 import difflib
 import re
 
-from inference.gateway.server.azure import api_path_of_azure
+import msgspec
 
 VERSION = "/v1"
 KNOWN_PATHS = (
@@ -134,3 +140,35 @@ def unknown_url(method: str, path: str) -> str:
     near = near_path(path)
     help_ = "" if near is None else f"Did you mean {near}? "
     return f"There is no {method} {path} here. {help_}{REFERENCE}"
+
+
+AZURE_PREFIX = "/openai"
+_DEPLOYMENT = re.compile(
+    r"/openai/deployments/(?P<model>.+?)(?P<path>/(chat/completions|completions|embeddings))/?",
+    re.DOTALL,
+)
+
+
+def api_path_of_azure(path: str) -> str | None:
+    """The API's path; ``None`` where ``path`` is none of Azure's."""
+    if path != AZURE_PREFIX and not path.startswith(AZURE_PREFIX + "/"):
+        return None
+    if found := _DEPLOYMENT.fullmatch(path):
+        return "/v1" + found["path"]
+    rest = path.removeprefix(AZURE_PREFIX)
+    return rest if rest == "/v1" or rest.startswith("/v1/") else "/v1" + rest
+
+
+def deployment_of(path: str) -> str | None:
+    """The model that the path names."""
+    found = _DEPLOYMENT.fullmatch(path)
+    return None if found is None else found["model"]
+
+
+def with_model(body: bytes, model: str) -> bytes:
+    """The JSON object with ``model``; a body that is no object is left for the parser to refuse."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return body
+    return msgspec.json.encode({**fields, "model": model})

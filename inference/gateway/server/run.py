@@ -14,8 +14,8 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.metrics.endpoint import MetricsEndpoint
 from inference.gateway.server.client_connections import ClientConnections
 from inference.gateway.server.daphne_server import DaphneServer
+from inference.gateway.server.http_channel import ReadTimeouts
 from inference.gateway.server.open_clients import OpenClients
-from inference.gateway.server.read_deadline import ReadTimeouts
 from inference.logs.setup import configure_logging
 from inference.settings.metrics_listen import MetricsListen
 

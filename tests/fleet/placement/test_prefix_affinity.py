@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 
 import pytest
 
-from fleet.placement.routing import choose_replica
+from fleet.placement.place import choose_replica
 from inference.gateway.request.routing_hint import routing_hint
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
 from tests.fleet.placement.fleets import replica

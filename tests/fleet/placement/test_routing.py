@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.placement import Route, RoutingHint, place
-from fleet.placement.routing import BALANCE, SLACK, choose_replica
+from fleet.placement.place import BALANCE, SLACK, choose_replica
 from tests.fleet.placement.fleets import card, entry, fleet, neuron, replica
 
 

@@ -15,7 +15,7 @@ from inference.gateway.consumers import generate as generation
 from inference.gateway.gateway import Gateway
 from inference.gateway.request import event_stream as streams
 from inference.gateway.server import bodies
-from inference.gateway.server.body_writer import PIECE_BYTES
+from inference.gateway.server.bodies import PIECE_BYTES
 from inference.neuron.events.parts import batches_within
 from inference.protocol.events import (
     MAX_BATCH_BYTES,

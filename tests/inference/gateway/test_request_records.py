@@ -11,7 +11,7 @@ import pytest_asyncio
 from helexa_site.config import Config
 from helexa_site.routing import build_application
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.call import RequestOutcome
+from inference.gateway.request.settle import RequestOutcome
 from metering.outcomes import Outcome
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import FakeCatalogue, not_django

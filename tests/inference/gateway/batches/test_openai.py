@@ -28,7 +28,7 @@ from inference.batches.result_files import ResultFiles
 from inference.gateway.batches import row as batch_row
 from inference.gateway.batches import worker as batch_worker
 from inference.gateway.gateway import Gateway
-from inference.gateway.server.body_writer import FILE_PIECE_BYTES
+from inference.gateway.server.bodies import FILE_PIECE_BYTES
 from inference.neuron.events.parts import batches_within
 from inference.protocol.events import (
     MAX_BATCH_BYTES,

@@ -12,10 +12,10 @@ import redis.asyncio
 
 from fleet.placement import Wait
 from inference.gateway.consumers import generate as generation
-from inference.gateway.consumers import streaming
+from inference.gateway.consumers import generate as streaming
 from inference.gateway.gateway import Gateway
+from inference.gateway.request import place
 from inference.gateway.request import place as placing
-from inference.gateway.request import waiting_room
 from inference.protocol import keys
 from inference.protocol.events import (
     Accepted,
@@ -140,7 +140,7 @@ async def test_a_model_is_loaded_on_demand_and_the_stream_kept_alive(
 ) -> None:
     monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
     monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.05)
-    monkeypatch.setattr(waiting_room, "LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(place, "LOOK_INTERVAL_S", 0.02)
     neuron.status = None
     await neuron.beat()
     exchange = client.open("POST", CHAT, ask(stream=True))

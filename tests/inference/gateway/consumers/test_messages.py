@@ -12,7 +12,7 @@ import anthropic
 import pytest
 
 from inference.gateway.consumers import generate as generation
-from inference.gateway.consumers import streaming
+from inference.gateway.consumers import generate as streaming
 from inference.protocol.events import (
     Accepted,
     ChoiceFinished,

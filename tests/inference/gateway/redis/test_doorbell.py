@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 from kombu.message import Message
 
-from inference.gateway.redis.doorbell import ring_message
+from inference.gateway.redis.inbox import ring_message
 from inference.protocol import keys
 from inference.protocol.redis_url import celery_broker_url
 

@@ -10,7 +10,7 @@ import redis.asyncio
 
 from fleet.live.refusals import read_refusals
 from inference.gateway.redis.refusal_counts import RefusalCounts
-from inference.gateway.request.call import RequestOutcome
+from inference.gateway.request.settle import RequestOutcome
 from inference.protocol.refusals import Refused, newest_keys, refusals_key, sum_of
 from metering.outcomes import outcome_of
 from tests.metering.operations import settle

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from inference.gateway.redis.failure import redis_unavailable
+from inference.gateway.redis.outage import redis_unavailable
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
 from inference.gateway.request.place import Placer
-from inference.gateway.request.usage_counter import UsageCounter
+from inference.gateway.request.settle import UsageCounter
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.wire.errors import ApiError
 from tests.inference.gateway.answers import any_answer
@@ -79,7 +79,7 @@ async def test_a_burst_between_two_heartbeats_spreads() -> None:
 async def test_a_load_is_asked_for_once_however_many_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("inference.gateway.request.waiting_room.LOOK_INTERVAL_S", 0.001)
+    monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
     empty = FleetSnapshot(neurons=(neuron("ant", None),))
     ready = FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.READY),))
     catalogue = FakeCatalogue()
@@ -118,7 +118,7 @@ async def test_a_thousand_who_wait_ask_placement_once_a_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Once each when they come, once a round, and once each when there is a place."""
-    monkeypatch.setattr("inference.gateway.request.waiting_room.LOOK_INTERVAL_S", 0.001)
+    monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
     num_waiting, num_rounds, num_looks = 1000, 20, 0
     ready = asyncio.Event()
 
@@ -167,7 +167,7 @@ async def test_no_more_may_wait_than_are_allowed() -> None:
 
 
 async def test_what_breaks_while_they_wait_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.gateway.request.waiting_room.LOOK_INTERVAL_S", 0.001)
+    monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
     num_reads = 0
 
     async def read() -> FleetSnapshot:
@@ -188,7 +188,7 @@ async def test_who_waits_is_placed_by_the_entry_as_it_is_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The request came before anybody knew how large the model is; its first load has told."""
-    monkeypatch.setattr("inference.gateway.request.waiting_room.LOOK_INTERVAL_S", 0.001)
+    monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
     catalogue = FakeCatalogue()
     catalogue.listed = [replace(ENTRY, weight_bytes=CPU.total_memory_bytes + 1)]
     loading = FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.LOADING),))

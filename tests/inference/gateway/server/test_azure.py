@@ -11,7 +11,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from inference.gateway.server.azure import api_path_of_azure, deployment_of, with_model
+from inference.gateway.server.paths import api_path_of_azure, deployment_of, with_model
 from inference.protocol.events import Accepted, Embedded, Event, Usage
 from inference.protocol.generation import Submit
 from tests.inference.gateway.asgi_client import AsgiClient

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.gateway.server.read_deadline import (
+from inference.gateway.server.http_channel import (
     MAX_BODY_S,
     MIN_BODY_BYTES,
     ReadDeadline,
