@@ -67,7 +67,7 @@ def test_the_same_answers(device: torch.device, kv_format: KVFormat, run_ahead: 
     graphed, _ = setup.accelerate(tiny_model(device, kv_format, FEW_HEADS))
     assert isinstance(graphed, GraphedDecoder)
     if device.type != "cuda":
-        graphed._capture = replay_by_calling
+        graphed._record = replay_by_calling
     assert answers(graphed, run_ahead=run_ahead) == wanted
     assert graphed.capture_in_words == "decode steps of up to 4 rows in CUDA graphs"
     assert [len(answer) for answer in wanted.values()] == [NUM_TOKENS + i for i in range(3)]
