@@ -48,13 +48,13 @@ def main(arguments: list[str] | None = None) -> None:
     results = {}
     for database in options.database:
         with tempfile.TemporaryDirectory(prefix="helexa-bench-") as folder:
-            with _database_url(database, Path(folder)) as url:
+            with database_url(database, Path(folder)) as url:
                 results[database] = _measure_in_a_child(url, folder, options)
     print(json.dumps(results, indent=2))
 
 
 @contextmanager
-def _database_url(database: str, folder: Path) -> Iterator[str]:
+def database_url(database: str, folder: Path) -> Iterator[str]:
     if database == "sqlite":
         yield f"sqlite:///{folder / 'ledger.sqlite3'}"
         return

@@ -26,6 +26,7 @@ urlpatterns = [
     path("login/", Login.as_view(), name="login"),
     path("logout/", Logout.as_view(), name="logout"),
     path("usage/", include("metering.usage.urls")),
+    path("requests/", include("metering.requests.urls")),
     path("bench/", include("metering.bench.pages.urls")),
     path("playground/", include("metering.playground.urls")),
     path("favicon.ico", favicon),

@@ -17,7 +17,8 @@
     │   ├── UnknownKeyError
     │   ├── UnknownUserError
     │   ├── UnknownMemberError      a person who is not in that account
-    │   └── UnknownBudgetError
+    │   ├── UnknownBudgetError
+    │   └── UnknownRequestError
     ├── ScopeNotHeldError           a key would grant more than it may do itself
     └── MeteringValueError          a field cannot hold its value
 
@@ -140,6 +141,10 @@ class UnknownMemberError(UnknownNameError):
 
 
 class UnknownBudgetError(UnknownNameError):
+    pass
+
+
+class UnknownRequestError(UnknownNameError):
     pass
 
 

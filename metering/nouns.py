@@ -9,6 +9,7 @@ from fleet.nouns.noun import Noun
 from metering.keys.api_key import prefix_of
 from metering.models import Budget, Membership
 from metering.principal import Scope
+from metering.requests.filters import FILTERS
 from metering.services.accounts import MAX_WEIGHT
 from metering.services.budgets import MAX_CAP, MAX_WINDOW_S
 from metering.services.keys import DEFAULT_SCOPES, MAX_NAME_CHARS
@@ -185,4 +186,13 @@ BUDGETS = Noun(
         ),
     ),
     filters=("account", "key", "unit", "window"),
+)
+REQUESTS = Noun(
+    path="requests",
+    word="request",
+    id_field="id",
+    fields=(Field(name="key", flag="on-key", kind=Text(max_length=100)),),
+    id_help="the x-request-id of its response",
+    id_pattern="[0-9A-Za-z-]{1,64}",
+    filters=FILTERS,
 )

@@ -150,6 +150,7 @@ class FleetView(GenericAPIView[Any]):
     pagination_class: Any = Page
     filter_backends: Any = (EqualFilters,)
     filters: dict[str, str] = {}
+    page_parameters: tuple[str, ...] = ("limit", "offset")
     post_removes = False
     """Whether a POST may remove something, and so takes ``DRY_RUN``."""
 
@@ -214,7 +215,7 @@ class FleetView(GenericAPIView[Any]):
         return key_actor(caller.principal.key or caller.principal.account)
 
     def ensure_known_parameters(self, call: Call) -> None:
-        known = {*self.filters, "account", "format", "limit", "offset"}
+        known = {*self.filters, "account", "format", *self.page_parameters}
         if call.method == "DELETE" or (call.method == "POST" and self.post_removes):
             known.add(DRY_RUN)
         for name in call.query_params:

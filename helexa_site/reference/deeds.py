@@ -342,6 +342,27 @@ BUDGETS = (
         ("budgets.budget_create", "budgets.budget_update", "budgets.budget_remove"),
     ),
 )
+REQUESTS = (
+    Deed(
+        noun="requests",
+        verb="list",
+        rest="GET /api/requests",
+        command="requests list",
+        admin="page requests",
+    ),
+    Deed(
+        noun="requests",
+        verb="show",
+        rest="GET /api/requests/{id}",
+        command="requests show",
+        admin="page requests",
+    ),
+    Deed(
+        noun="requests",
+        verb="change",
+        why="Records are not changed; the control deletes old ones.",
+    ),
+)
 OTHERS = (
     Deed(
         noun="settings",
@@ -385,6 +406,7 @@ DEEDS = (
     *ACCOUNTS,
     *KEYS,
     *BUDGETS,
+    *REQUESTS,
     *OTHERS,
 )
 NOT_DONE_BY_OPERATORS = {

@@ -30,6 +30,7 @@ from metering.errors import (
     UnknownBudgetError,
     UnknownKeyError,
     UnknownMemberError,
+    UnknownRequestError,
     UnknownUserError,
 )
 
@@ -84,6 +85,7 @@ NOT_FOUND: dict[type[MeteringError], str] = {
     UnknownBudgetError: "budget",
     UnknownKeyError: "key",
     UnknownMemberError: "member",
+    UnknownRequestError: "request",
     UnknownUserError: "user",
 }
 """What each of these could not find."""

@@ -7,11 +7,14 @@ from django.urls import path, re_path
 from metering.api.accounts import AccountsView, AccountView, MembersView, MemberView
 from metering.api.budgets import BudgetsView, BudgetView
 from metering.api.keys import KeysView, OneKeyView
+from metering.api.requests import RequestsView, RequestView
 from metering.api.views import MeView, UnknownUrlView, UsageView
 
 urlpatterns = [
     path("me", MeView.as_view(), name="api-me"),
     path("usage", UsageView.as_view(), name="api-usage"),
+    path("requests", RequestsView.as_view(), name="api-requests"),
+    path("requests/<str:pk>", RequestView.as_view(), name="api-request"),
     path("accounts", AccountsView.as_view(), name="api-accounts"),
     path("accounts/<str:name>", AccountView.as_view(), name="api-account"),
     path("members", MembersView.as_view(), name="api-members"),

@@ -94,8 +94,8 @@ class UsageView(APIView):
         rows = selectors.usage_list(by=by, period=period, where=where)
         if isinstance(request.accepted_renderer, CsvRenderer):
             return Response(csv_text(by, rows), headers=_attachment(by))
-        limit = _number(request, "limit", DEFAULT_LIMIT, least=1, most=MAX_LIMIT)
-        offset = _number(request, "offset", 0, least=0, most=10**9)
+        limit = number_of(request, "limit", DEFAULT_LIMIT, least=1, most=MAX_LIMIT)
+        offset = number_of(request, "offset", 0, least=0, most=10**9)
         return Response(
             {
                 "by": by.value,
@@ -187,8 +187,9 @@ def _group(word: str) -> UsageGroup:
         ) from None
 
 
-def _number(request: Request, name: str, default: int, *, least: int, most: int) -> int:
-    word = request.query_params.get(name)
+def number_of(call: Call, name: str, default: int, *, least: int, most: int) -> int:
+    """A query parameter. Raises ``ProblemError``."""
+    word = call.query_params.get(name)
     if word is None:
         return default
     if not (word.isascii() and word.isdigit() and len(word) < 10 and least <= int(word) <= most):

@@ -17,6 +17,12 @@ from metering.selectors.budgets import (
     left_words,
     reservations_open,
 )
+from metering.selectors.requests import (
+    RequestFilter,
+    key_names,
+    request_find,
+    requests_list,
+)
 from metering.selectors.traffic import MinuteSums, traffic
 from metering.selectors.usage import (
     UsageFilter,
@@ -32,6 +38,7 @@ from metering.selectors.usage import (
 __all__ = [
     "BudgetStatus",
     "MinuteSums",
+    "RequestFilter",
     "UsageFilter",
     "UsageGroup",
     "UsagePeriod",
@@ -45,9 +52,12 @@ __all__ = [
     "budgets_of",
     "key_budgets",
     "key_find",
+    "key_names",
     "left_words",
     "member_find",
     "period_of",
+    "request_find",
+    "requests_list",
     "reservations_open",
     "traffic",
     "usage_list",

@@ -49,12 +49,16 @@ class Page:
 
 
 BENCH = "/bench/"
+REQUEST_ID = "5eed" * 8
+"""Of a request that failed."""
 HUB = "/admin/fleet/cataloguemodel/hub/"
 OWN_PAGES: dict[str, list[Page]] = {
     "login": [Page("/login/", STRANGERS)],
     "api-reference": [Page("/docs", EVERYBODY)],
     "playground": [Page("/playground/", MEMBERS)],
     "usage": [Page("/usage/", MEMBERS), Page("/usage/?by=model", MEMBERS)],
+    "requests": [Page("/requests/", MEMBERS), Page("/requests/?outcome=failed", MEMBERS)],
+    "request": [Page(f"/requests/{REQUEST_ID}", MEMBERS)],
     "usage-keys": [Page("/usage/keys", MEMBERS)],
     "usage-accounts": [Page("/usage/accounts")],
     "usage-audit": [Page("/usage/audit")],

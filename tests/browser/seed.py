@@ -42,6 +42,7 @@ def main() -> None:
     _operations()
     _people(account)
     _usage()
+    _requests()
     _bench()
 
 
@@ -211,6 +212,29 @@ def _usage() -> None:
         )
     SetAsideReport.objects.create(
         neuron="beast", reason="more tokens than its receipt allows", account="research", num_more=3
+    )
+
+
+def _requests() -> None:
+    from metering.request_records import rows
+    from tests.browser.pages import REQUEST_ID
+    from tests.metering.request_records.records import ended
+
+    own = {"account": "research", "key": "hx-0123456789", "end_user": "ann@example.org"}
+    now_s = time.time()
+    rows.insert(
+        [
+            ended(
+                REQUEST_ID,
+                **own,
+                ended_unix_s=now_s - 60,
+                status=503,
+                outcome="neuron_lost",
+                error_message="The neuron beast went away while it worked on this.",
+            ),
+            ended(ended_unix_s=now_s, status=401, outcome="invalid_api_key", account="", key=""),
+            *(ended(**own, ended_unix_s=now_s - 90 * number) for number in range(1, 60)),
+        ]
     )
 
 

@@ -105,6 +105,8 @@ FLEET: dict[str, tuple[str, int]] = {
 """Each with a URL, and what an operator gets there; what takes POST alone, 405."""
 PAGES: dict[str, tuple[str, int, int]] = {
     "usage/": ("/usage/", 200, 200),
+    "requests/": ("/requests/", 200, 200),
+    "requests/<str:request_id>": ("/requests/none", 404, 404),
     "usage/keys": ("/usage/keys", 200, 200),
     "usage/keys/<str:prefix>": ("/usage/keys/hx-nobodys000", 404, 404),
     "usage/keys/<str:prefix>/revoke": ("/usage/keys/hx-nobodys000/revoke", 405, 405),
@@ -130,6 +132,14 @@ ROWS: dict[str, tuple[str, dict[str, int]]] = {
     "api/usage": (
         "/api/usage",
         dict.fromkeys(ROLES, 200) | {"narrow": 403, "nobody": 401},
+    ),
+    "api/requests": (
+        "/api/requests",
+        dict.fromkeys(ROLES, 200) | {"narrow": 403, "nobody": 401},
+    ),
+    "api/requests/<str:pk>": (
+        "/api/requests/none",
+        dict.fromkeys(ROLES, 404) | {"narrow": 403, "nobody": 401},
     ),
     # The fleet is closed to whoever has not been let in: of these, staff alone.
     **{

@@ -1,0 +1,158 @@
+"""``/api/requests``: what became of each request. Operators see all, people those of their
+accounts, a key its own."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from django.utils import timezone
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import serializers
+from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.utils.urls import replace_query_param
+
+from fleet.api.access import COMMAND_CALLER, Call, FleetView
+from metering import selectors
+from metering.api.authentication import Caller
+from metering.api.problems import ProblemError
+from metering.api.views import CsvRenderer, number_of
+from metering.errors import UnknownRequestError
+from metering.models import RequestRecord
+from metering.outcomes import Outcome
+from metering.principal import Scope
+from metering.requests.filters import FILTERS, filter_of
+from metering.requests.rows import MAX_CSV_ROWS, all_fields, csv_text
+from metering.selectors import RequestFilter
+
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 1000
+CSV_HEADERS = {"Content-Disposition": 'attachment; filename="requests.csv"'}
+PARAMETERS = {
+    **dict.fromkeys(FILTERS, ""),
+    "key": "A key's prefix or its name.",
+    "id": "The beginning of the id.",
+    "since": "A time in ISO 8601, or 30m, 2h, 7d ago.",
+    "until": "As since; not included.",
+    "outcome": ", ".join(outcome.value for outcome in Outcome),
+    "before": "Older ones than the request of this id: the next page.",
+    "limit": f"1 to {MAX_LIMIT}; of CSV to {MAX_CSV_ROWS}.",
+}
+
+
+class RequestShape(serializers.Serializer[Any]):
+    """``code`` is null where the request was answered; times count from its first header."""
+
+    id = serializers.CharField(help_text="The x-request-id of its response.")
+    at = serializers.DateTimeField(help_text="When it ended.")
+    account = serializers.CharField(help_text="Empty where the caller is not known.")
+    key = serializers.CharField(help_text="The key's public prefix.")
+    key_name = serializers.CharField()
+    end_user = serializers.CharField(allow_null=True)
+    model_asked = serializers.CharField()
+    model = serializers.CharField(help_text="The catalogue's name; empty: none was found.")
+    neuron = serializers.CharField()
+    endpoint = serializers.CharField()
+    client = serializers.CharField()
+    status = serializers.IntegerField(help_text="0: no response was sent.")
+    outcome = serializers.ChoiceField(choices=[outcome.value for outcome in Outcome])
+    code = serializers.CharField(allow_null=True)
+    message = serializers.CharField()
+    queue_ms = serializers.IntegerField(allow_null=True)
+    time_to_first_token_ms = serializers.IntegerField(allow_null=True)
+    duration_ms = serializers.IntegerField()
+    prompt_tokens = serializers.IntegerField()
+    cached_tokens = serializers.IntegerField()
+    completion_tokens = serializers.IntegerField()
+    reasoning_tokens = serializers.IntegerField()
+    cost_micro_usd = serializers.IntegerField()
+
+
+class RequestPageShape(serializers.Serializer[Any]):
+    data = RequestShape(many=True)  # type: ignore[assignment]
+    has_more = serializers.BooleanField()
+    next = serializers.URLField(allow_null=True)
+
+
+class RequestView(FleetView):
+    serializer_class = RequestShape
+    queryset = RequestRecord.objects.none()
+    pagination_class = None
+    filter_backends = ()
+
+    def ensure_may(self, call: Call) -> None:
+        """Raises ``ProblemError``."""
+        caller = cast(Caller, call.auth)
+        if caller is not COMMAND_CALLER:
+            caller.ensure_scope(Scope.USAGE_READ)
+
+    def get(self, call: Call, pk: str) -> Response:
+        """One request by its id. Raises ``UnknownRequestError``, also for another's."""
+        record = selectors.request_find(pk, where=_visible(cast(Caller, call.auth)))
+        return Response(all_fields([record])[0])
+
+
+class RequestsView(RequestView):
+    """Newest first."""
+
+    renderer_classes = (JSONRenderer, CsvRenderer)
+    filters = dict.fromkeys(FILTERS, "")
+    page_parameters = ("limit", "before")
+
+    @extend_schema(
+        parameters=[
+            OpenApiParameter(name, description=words) for name, words in PARAMETERS.items()
+        ],
+        responses=RequestPageShape,
+    )
+    def get(self, call: Call) -> Response:  # type: ignore[override]
+        visible = _visible(cast(Caller, call.auth))
+        words = {name: str(value) for name, value in call.query_params.items()}
+        where = filter_of(words, visible=visible, now=timezone.now())
+        before = _before(words.get("before", ""), visible)
+        renderer = getattr(call, "accepted_renderer", None)
+        if isinstance(renderer, CsvRenderer):
+            limit = number_of(call, "limit", MAX_CSV_ROWS, least=1, most=MAX_CSV_ROWS)
+            found = selectors.requests_list(where=where, limit=limit, before=before)
+            return Response(csv_text(found), headers=CSV_HEADERS)
+        limit = number_of(call, "limit", DEFAULT_LIMIT, least=1, most=MAX_LIMIT)
+        found = selectors.requests_list(where=where, limit=limit + 1, before=before)
+        shown = found[:limit]
+        has_more = len(found) > limit
+        return Response(
+            {
+                "data": all_fields(shown),
+                "has_more": has_more,
+                "next": _next_url(call, shown[-1]) if has_more else None,
+            }
+        )
+
+
+def _visible(caller: Caller) -> RequestFilter:
+    if caller is COMMAND_CALLER:
+        return RequestFilter()
+    if caller.username is not None:
+        return RequestFilter(accounts=caller.accounts)
+    principal = caller.principal
+    assert principal is not None, "a caller without an identity was let in"
+    if principal.has(Scope.ACCOUNTS_READ):
+        return RequestFilter()
+    return RequestFilter(accounts=frozenset({principal.account}), own_key=principal.key)
+
+
+def _before(request_id: str, visible: RequestFilter) -> RequestRecord | None:
+    """Raises ``ProblemError``."""
+    if not request_id:
+        return None
+    try:
+        return selectors.request_find(request_id, where=visible)
+    except UnknownRequestError as error:
+        raise ProblemError(400, "invalid_value", f"{error}.", param="before") from error
+
+
+def _next_url(call: Call, last: RequestRecord) -> str | None:
+    """Of a request. A command has no URL."""
+    if not isinstance(call, Request):
+        return None
+    return str(replace_query_param(call.build_absolute_uri(), "before", last.request_id.hex))

@@ -1,0 +1,59 @@
+"""The subcommands of ``manage.py requests``."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+
+from fleet.management.rows import ListRows, Row, ShowRow, cells, list_path, rows_text
+from fleet.management.subcommands import Run
+from metering.nouns import REQUESTS
+
+DEFAULT_LIMIT = 50
+MAX_LIMIT = 1000
+
+
+def _key(row: Row) -> object:
+    return row["key_name"] or row["key"]
+
+
+def _tokens(row: Row) -> object:
+    return row["prompt_tokens"] + row["completion_tokens"]
+
+
+LISTED = {
+    **cells("id", "at", "account"),
+    "key": _key,
+    "model": lambda row: row["model"] or row["model_asked"],
+    **cells("neuron", "status", "outcome"),
+    "code": lambda row: row["code"] or "",
+    "ms": lambda row: row["duration_ms"],
+    "tokens": _tokens,
+}
+
+
+class ListRequests(ListRows):
+    """One page: there may be a million."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "--limit",
+            type=int,
+            default=DEFAULT_LIMIT,
+            metavar="N",
+            help=f"at most so many, 1 to {MAX_LIMIT} (%(default)s)",
+        )
+
+    def run(self, run: Run) -> None:
+        path = list_path(self.noun, run.options)
+        joint = "&" if "?" in path else "?"
+        page = run.backend.ask("GET", f"{path}{joint}limit={run.options['limit']}")
+        run.show(page["data"], rows_text(self.columns, page["data"]))
+        if page["has_more"] and not run.options["json"]:
+            run.stderr.write("There are older ones: --limit, or --until with a time.")
+
+
+SUBCOMMANDS = (
+    ListRequests(noun=REQUESTS, columns=LISTED, help="requests and how they ended, newest first"),
+    ShowRow(noun=REQUESTS, help="all that is recorded of one request"),
+)

@@ -1,0 +1,121 @@
+"""``/requests/``: every request that reached a gateway, newest first, with filters in the URL; and
+one by its id."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_GET
+
+from helexa_site.pages import render_page
+from metering import selectors
+from metering.errors import MeteringValueError, UnknownRequestError
+from metering.models import RequestRecord
+from metering.requests.filters import FILTERS, OUTCOMES, filter_of
+from metering.requests.rows import MAX_CSV_ROWS, csv_text
+from metering.requests.shown import TONES, details, request_rows
+from metering.selectors import RequestFilter
+from metering.usage.reader import Reader, for_members
+
+ROWS = 50
+TITLES = {
+    "id": "Id begins with",
+    "account": "Account",
+    "key": "Key or its name",
+    "end_user": "End user",
+    "model": "Model",
+    "neuron": "Neuron",
+    "status": "Status",
+    "code": "Code",
+    "since": "Since",
+    "until": "Until",
+}
+HINTS = {"since": "2h, or 2026-01-31T12:00", "until": "UTC"}
+
+
+@for_members
+@require_GET
+def requests_page(request: HttpRequest, reader: Reader) -> HttpResponse:
+    """htmx, which asks for the newest again, gets the rows alone."""
+    visible, problem = _visible(reader), ""
+    try:
+        where = filter_of(request.GET.dict(), visible=visible, now=timezone.now())
+        before = _before(request.GET.get("before", ""), visible)
+        if request.GET.get("format") == "csv":
+            return _csv(where)
+        found = selectors.requests_list(where=where, limit=ROWS + 1, before=before)
+    except MeteringValueError as error:
+        problem, found = str(error), []
+    context = _context(request, found, problem)
+    if request.headers.get("HX-Request"):
+        return render(request, "metering/request_rows.html", context)
+    return render_page(request, "metering/requests.html", title="Requests", context=context)
+
+
+@for_members
+@require_GET
+def request_page(request: HttpRequest, reader: Reader, request_id: str) -> HttpResponse:
+    """Raises ``Http404``, also for a request of another account."""
+    try:
+        record = selectors.request_find(request_id, where=_visible(reader))
+    except UnknownRequestError as error:
+        raise Http404 from error
+    names = selectors.key_names([record])
+    context = {
+        "record": record,
+        "id": record.request_id.hex,
+        "tone": TONES[record.outcome],
+        "details": details(record, names.get(record.key, "")),
+    }
+    title = f"Request {record.request_id.hex[:8]}"
+    return render_page(request, "metering/request.html", title=title, context=context)
+
+
+def _context(request: HttpRequest, found: list[RequestRecord], problem: str) -> dict[str, Any]:
+    shown = found[:ROWS]
+    chosen = {name: request.GET[name] for name in FILTERS if request.GET.get(name)}
+    older = {**chosen, "before": shown[-1].request_id.hex} if len(found) > ROWS else None
+    is_newest = "before" not in request.GET
+    return {
+        "problem": problem,
+        "rows": request_rows(shown, selectors.key_names(shown)),
+        "fields": [
+            (name, title, request.GET.get(name, ""), HINTS.get(name, ""))
+            for name, title in TITLES.items()
+        ],
+        "outcomes": OUTCOMES,
+        "outcome": request.GET.get("outcome", ""),
+        "is_newest": is_newest and not problem,
+        "live_url": f"?{urlencode(chosen)}",
+        "newest_url": f"?{urlencode(chosen)}",
+        "older_url": f"?{urlencode(older)}" if older else "",
+        "csv_url": f"?{urlencode({**chosen, 'format': 'csv'})}",
+        "max_csv_rows": MAX_CSV_ROWS,
+    }
+
+
+def _csv(where: RequestFilter) -> HttpResponse:
+    """The newest ``MAX_CSV_ROWS``, as the page's link states."""
+    return HttpResponse(
+        csv_text(selectors.requests_list(where=where, limit=MAX_CSV_ROWS)),
+        content_type="text/csv; charset=utf-8",
+        headers={"Content-Disposition": 'attachment; filename="requests.csv"'},
+    )
+
+
+def _visible(reader: Reader) -> RequestFilter:
+    return RequestFilter(accounts=None if reader.is_operator else reader.accounts)
+
+
+def _before(request_id: str, visible: RequestFilter) -> RequestRecord | None:
+    """Raises ``MeteringValueError``."""
+    if not request_id:
+        return None
+    try:
+        return selectors.request_find(request_id, where=visible)
+    except UnknownRequestError as error:
+        raise MeteringValueError("before", str(error)) from error

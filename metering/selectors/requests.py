@@ -1,0 +1,121 @@
+"""Request records that match a filter, newest first, and one by its id.
+
+``RequestFilter.accounts`` is whose requests may be seen; it is always applied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from django.db.models import Q, QuerySet
+
+from metering.errors import MeteringValueError, UnknownRequestError
+from metering.models import ApiKey, RequestRecord
+from metering.outcomes import FIRST_ERROR
+
+NUM_ID_DIGITS = 32
+ID_PREFIX = re.compile(r"[0-9a-f]{1,32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFilter:
+    """``None`` and empty texts do not narrow. ``key`` is a prefix, or the name of one key or of
+    several. ``since`` is included, ``until`` is not."""
+
+    accounts: frozenset[str] | None = None
+    own_key: str = ""
+    """A key that sees its own requests alone."""
+    account: str = ""
+    key: str = ""
+    end_user: str = ""
+    model: str = ""
+    neuron: str = ""
+    status: int | None = None
+    code: str = ""
+    outcome: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    id_prefix: str = ""
+
+
+def requests_list(
+    *, where: RequestFilter, limit: int, before: RequestRecord | None = None
+) -> list[RequestRecord]:
+    """At most ``limit`` of them, newest first, older than ``before``. Raises
+    ``MeteringValueError`` for an id that no request can have."""
+    records = _matching(where)
+    if before is not None:
+        records = records.filter(at__lte=before.at).exclude(at=before.at, pk__gte=before.pk)
+    return list(records.order_by("-at", "-pk")[:limit])
+
+
+def request_find(request_id: str, *, where: RequestFilter) -> RequestRecord:
+    """The one with this id, among those that ``where`` allows to see. Raises
+    ``UnknownRequestError``."""
+    try:
+        record = _visible(where).filter(request_id=UUID(hex=request_id)).first()
+    except ValueError:
+        record = None
+    if record is None:
+        raise UnknownRequestError(f"There is no record of a request {request_id[:64]!r}")
+    return record
+
+
+def key_names(records: Iterable[RequestRecord]) -> dict[str, str]:
+    """The names of the keys of these requests, by prefix; a key without a name is left out."""
+    prefixes = {record.key for record in records if record.key}
+    named = ApiKey.objects.filter(prefix__in=prefixes).exclude(name="")
+    return dict(named.values_list("prefix", "name"))
+
+
+def _visible(where: RequestFilter) -> QuerySet[RequestRecord]:
+    records = RequestRecord.objects.all()
+    if where.accounts is not None:
+        records = records.filter(account__in=where.accounts)
+    if where.own_key:
+        records = records.filter(key=where.own_key)
+    return records
+
+
+def _matching(where: RequestFilter) -> QuerySet[RequestRecord]:
+    records = _visible(where).filter(
+        **{
+            name: value
+            for name in ("account", "end_user", "model", "neuron", "code", "outcome")
+            if (value := getattr(where, name))
+        }
+    )
+    if where.status is not None:
+        records = records.filter(status=where.status)
+    if (where.status or 0) >= FIRST_ERROR or where.outcome not in ("", "answered"):
+        records = records.filter(code__isnull=False)  # as the partial indexes have it
+    if where.key:
+        records = records.filter(_key_is(where.key))
+    if where.since is not None:
+        records = records.filter(at__gte=where.since)
+    if where.until is not None:
+        records = records.filter(at__lt=where.until)
+    if where.id_prefix:
+        first, last = id_range(where.id_prefix)
+        records = records.filter(request_id__gte=first, request_id__lte=last)
+    return records
+
+
+def _key_is(word: str) -> Q:
+    named = list(ApiKey.objects.filter(name=word).values_list("prefix", flat=True))
+    return Q(key__in=[word, *named]) if named else Q(key=word)
+
+
+def id_range(prefix: str) -> tuple[UUID, UUID]:
+    """The least and the greatest id that begin with ``prefix``. Raises ``MeteringValueError``."""
+    digits = prefix.strip().lower().replace("-", "")
+    if not ID_PREFIX.fullmatch(digits):
+        raise MeteringValueError("id", f"{prefix[:64]!r} is not the beginning of a request's id")
+    return (
+        UUID(hex=digits.ljust(NUM_ID_DIGITS, "0")),
+        UUID(hex=digits.ljust(NUM_ID_DIGITS, "f")),
+    )
