@@ -20,6 +20,7 @@ from fleet.catalogue.outdated import is_outdated
 from fleet.lifecycles import RecordedReplicaStatus
 from fleet.management.sizes import size_text
 from fleet.models import Replica
+from metering.requests.links import requests_url
 
 REPLICA_LABELS = {
     RecordedReplicaStatus.READY.label: "success",
@@ -141,7 +142,15 @@ class ReplicaAdmin(ReportedAdmin):
     @display(description="Recent errors")
     def recent_errors(self, replica: Replica) -> SafeString:
         return mark_safe(
-            render_to_string("fleet/recent_errors.html", {"errors": recent_errors(replica)})
+            render_to_string(
+                "fleet/recent_errors.html",
+                {
+                    "errors": recent_errors(replica),
+                    "requests_url": requests_url(
+                        model=replica.model_name, neuron=replica.neuron.name
+                    ),
+                },
+            )
         )
 
     @action(description="Unload", permissions=["operate"])

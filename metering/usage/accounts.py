@@ -17,6 +17,7 @@ from helexa_site.pages import render_page
 from metering import selectors
 from metering.money import cost_text, usd_text
 from metering.prices import Prices
+from metering.requests.links import requests_url
 from metering.selectors import UsageFilter, UsageGroup, UsageRow
 from metering.usage.reader import Reader, for_operators
 from metering.usage.rows import SumsRow, chart_of, sums_row
@@ -38,6 +39,7 @@ class Refusal:
     account: str
     code: str
     requests: str
+    url: str
 
 
 @for_operators
@@ -51,14 +53,18 @@ def accounts_page(request: HttpRequest, _reader: Reader) -> HttpResponse:
     refusals = _refusals()
     context = {
         "period": period,
-        "accounts": [sums_row(row.name, row.sums) for row in accounts[:MAX_ROWS]],
-        "keys": [sums_row(row.name, row.sums) for row in keys if row.name][:MAX_ROWS],
+        "accounts": _sums_rows(accounts, "account"),
+        "keys": _sums_rows([row for row in keys if row.name], "key"),
         "models": _model_costs(models),
         "refusals": refusals,
         "is_live": refusals is not None,
         "chart": chart_of(UsageGroup.ACCOUNT, accounts, period),
     }
     return render_page(request, "metering/accounts.html", title="Accounts", context=context)
+
+
+def _sums_rows(rows: list[UsageRow], parameter: str) -> list[SumsRow]:
+    return [sums_row(row.name, row.sums, {parameter: row.name}) for row in rows[:MAX_ROWS]]
 
 
 def _model_costs(rows: list[UsageRow]) -> list[ModelCost]:
@@ -92,6 +98,11 @@ def _refusals() -> list[Refusal] | None:
         return None
     most = sorted(found.items(), key=lambda item: (-item[1], item[0].account, item[0].code))
     return [
-        Refusal(account=one.account or "nobody known", code=one.code, requests=f"{number:,}")
+        Refusal(
+            account=one.account or "unknown callers",
+            code=one.code,
+            requests=f"{number:,}",
+            url=requests_url(account=one.account, code=one.code, since=f"{REFUSAL_HOURS}h"),
+        )
         for one, number in most[:MAX_ROWS]
     ]

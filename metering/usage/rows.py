@@ -1,12 +1,14 @@
-"""Usage and budgets as pages print them: amounts as text, and numbers for charts. Pure."""
+"""Usage and budgets as pages print them: amounts as text, and numbers for charts. Pure but
+for the addresses of requests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from metering.money import MICRO_USD_PER_USD, amount_words, cost_text
+from metering.requests.links import requests_url
 from metering.selectors import BudgetStatus, UsageGroup, UsagePeriod, UsageRow, UsageSums
 
 MAX_CHARTED = 12
@@ -18,6 +20,8 @@ class SumsRow:
     name: str
     requests: str
     failed: str
+    failed_url: str
+    """Of the failed ones; empty: there are none, or the row is a total."""
     prompt_tokens: str
     cached_tokens: str
     completion_tokens: str
@@ -27,6 +31,8 @@ class SumsRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetRow:
     owner: str
+    url: str
+    """Of the requests that it pays for."""
     cap: str
     spent: str
     reserved: str
@@ -35,11 +41,14 @@ class BudgetRow:
     window: str
 
 
-def sums_row(name: str, sums: UsageSums) -> SumsRow:
+def sums_row(name: str, sums: UsageSums, where: Mapping[str, object] | None = None) -> SumsRow:
+    """``where``: the filters of its requests."""
+    has_failed = where is not None and sums.failed_requests > 0
     return SumsRow(
         name=name,
         requests=f"{sums.requests:,}",
         failed=f"{sums.failed_requests:,}",
+        failed_url=requests_url(**(where or {}), outcome="failed") if has_failed else "",
         prompt_tokens=f"{sums.prompt_tokens:,}",
         cached_tokens=f"{sums.cached_tokens:,}",
         completion_tokens=f"{sums.completion_tokens:,}",
@@ -67,6 +76,7 @@ def budget_rows(budgets: Iterable[BudgetStatus]) -> list[BudgetRow]:
     return [
         BudgetRow(
             owner=f"{budget.on} {budget.owner}",
+            url=requests_url(**{budget.on: budget.owner}),
             cap=_amount(budget, budget.cap),
             spent=_amount(budget, budget.spent),
             reserved=_amount(budget, budget.reserved),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import date, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,7 +15,7 @@ from helexa_site.pages import render_page
 from metering import selectors
 from metering.errors import MeteringValueError
 from metering.models import Account
-from metering.selectors import UsageFilter, UsageGroup, UsagePeriod
+from metering.selectors import UsageFilter, UsageGroup, UsagePeriod, UsageRow
 from metering.usage.csv_export import csv_text
 from metering.usage.reader import Reader, for_members
 from metering.usage.rows import budget_rows, chart_of, sums_row
@@ -51,12 +52,27 @@ def usage_page(request: HttpRequest, reader: Reader) -> HttpResponse:
         "account": account or "",
         "accounts": _choosable(reader),
         "total": sums_row("", selectors.usage_total(period=period, where=where)),
-        "rows": [sums_row(row.name or "without a key", row.sums) for row in rows],
+        "rows": [
+            sums_row(row.name or "without a key", row.sums, _where(row, by, period, account))
+            for row in rows
+        ],
         "chart": chart_of(by, rows, period),
         "budgets": budget_rows(_budgets(reader)),
         "csv_url": f"?{urlencode({**chosen, 'format': 'csv'})}",
     }
     return render_page(request, "metering/usage.html", title="Usage", context=context)
+
+
+def _where(
+    row: UsageRow, by: UsageGroup, period: UsagePeriod, account: str | None
+) -> dict[str, object]:
+    """The filters of the row's requests."""
+    first, last, words = period.first, period.last, {"account": account or ""}
+    if by is UsageGroup.DAY:
+        first = last = date.fromisoformat(row.name)
+    else:
+        words[by.value] = row.name
+    return {**words, "since": first, "until": last + timedelta(days=1)}
 
 
 def _budgets(reader: Reader) -> list[selectors.BudgetStatus]:

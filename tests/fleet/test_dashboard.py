@@ -236,7 +236,9 @@ def test_a_replicas_page_tells_its_report_and_errors(admin_client, model, beat, 
         duration_ms=10,
     )
     text = page(admin_client, where)
-    assert "engine_crashed: Its engine stopped." in text and request_id.hex in text
+    assert "engine_crashed: Its engine stopped." in text
+    assert f'href="/requests/{request_id.hex}"' in text
+    assert 'href="/requests/?model=tiny&amp;neuron=beast"' in text
 
 
 def test_an_engines_log_is_asked_of_its_neuron(

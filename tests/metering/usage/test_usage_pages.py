@@ -228,6 +228,19 @@ class TestOperators:
         assert "hx-aaaaaaaaaa" in text
         assert "$0.15 in, $0.60 out" in text and "$2,000.00" in text
         assert "insufficient_quota" in text and ">17<" in text
+        assert "/requests/?account=research&amp;code=insufficient_quota&amp;since=24h" in text
+
+    def test_failed_ones_lead_to_their_requests(self, root: Client, account: Account) -> None:
+        used("research", failed_requests=3)
+        day = timezone.now().date()
+        where = f"since={day}&amp;until={day + timedelta(days=1)}&amp;outcome=failed"
+        assert f'href="/requests/?{where}"' in text_of(root, "/usage/")
+        assert "account=research&amp;outcome=failed" in text_of(root, "/usage/accounts")
+
+    def test_a_budget_leads_to_its_requests(self, alice: Client, account: Account) -> None:
+        cap = Cap(unit="tokens", cap=100, window="day")
+        services.budget_create(actor=COMMAND, account=account, cap=cap)
+        assert 'href="/requests/?account=research"' in text_of(alice, "/usage/")
 
     def test_redis_is_away(self, root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         nowhere = redis.Redis.from_url("unix:///nonexistent/redis.sock")
@@ -235,7 +248,10 @@ class TestOperators:
         assert "Redis does not answer" in text_of(root, "/usage/accounts")
 
     def test_the_audit_is_filtered(self, root: Client, account: Account) -> None:
-        key = services.key_create(actor=user_actor("bob"), account=account, name="ci").row
+        scopes = ["inference", "usage:read"]
+        key = services.key_create(
+            actor=user_actor("bob"), account=account, name="ci", scopes=scopes
+        ).row
         key.name = "cd"
         services.key_update(actor=user_actor("alice"), key=key, changed_fields=["name"])
         text = text_of(root, "/usage/audit")
