@@ -6,6 +6,7 @@ The admin's own forms, in unfold's looks; what its history keeps goes into the a
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from django.contrib import admin
 from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
@@ -21,7 +22,7 @@ from fleet.admin.unfold_types import AnyForm, UnfoldAdmin
 from metering import services
 from metering.admin.account import memberships_save
 from metering.models import Membership
-from metering.services.audit import audit_entry_create
+from metering.services.audit import CHANGED_FIELDS, audit_entry_create, changes_of
 
 if TYPE_CHECKING:
     TabularInline = admin.TabularInline[Any, Any]
@@ -42,6 +43,11 @@ class AccountInline(TabularInline):
     verbose_name_plural = "accounts"
 
 
+AUDITED = (
+    *("username", "first_name", "last_name", "email"),
+    *("is_active", "is_staff", "is_superuser"),
+)
+"""The fields of a user whose old and new values the audit holds."""
 admin.site.unregister([User, Group])
 
 
@@ -52,6 +58,11 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
     change_password_form = AdminPasswordChangeForm
     inlines = (AccountInline,)
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._changes: WeakKeyDictionary[HttpRequest, dict[str, Any]] = WeakKeyDictionary()
+        """Of the users that requests have saved and not logged."""
+
     def save_formset(self, request: HttpRequest, form: AnyForm, formset: Any, change: bool) -> None:
         memberships_save(actor_of(request), formset)
 
@@ -61,12 +72,22 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
         with transaction.atomic():
             return super().user_change_password(request, id, form_url)
 
+    def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
+        before = User.objects.filter(pk=obj.pk).first()
+        super().save_model(request, obj, form, change)
+        if before is not None:
+            self._changes[request] = changes_of(before, obj, AUDITED)
+
     def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
         self._audit(request, "user.create", obj)
         return super().log_addition(request, obj, message)
 
     def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        self._audit(request, "user.update", obj, {"changed": _changed(message)})
+        changes: dict[str, Any] = self._changes.pop(request, {})
+        if named := _changed(message):
+            changes = {**changes, CHANGED_FIELDS: named}
+        if changes:
+            self._audit(request, "user.update", obj, changes)
         return super().log_change(request, obj, message)
 
     def log_deletions(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
@@ -94,7 +115,24 @@ class GroupAdmin(DjangoGroupAdmin, UnfoldAdmin):
 
 
 def _changed(message: Any) -> list[str]:
-    """The fields that the admin's history names: never their values."""
+    """What the admin's history names and ``AUDITED`` does not hold: other fields, without their
+    values, and accounts."""
     if not isinstance(message, list):
-        return []
-    return [field for part in message for field in part.get("changed", {}).get("fields", [])]
+        return [str(message)] if message else []
+    labels = {_label(name) for name in AUDITED}
+    named = []
+    for part in message:
+        for verb, what in part.items():
+            fields = [field for field in what.get("fields", []) if field not in labels]
+            if "object" in what:
+                words = ", ".join(fields)
+                named.append(f"{verb} {what['object']}" + (f" ({words})" if words else ""))
+            else:
+                named += fields
+    return named
+
+
+def _label(name: str) -> str:
+    """A field of users as the admin's history names it."""
+    label = User._meta.get_field(name).verbose_name  # type: ignore[union-attr]
+    return str(label).capitalize()

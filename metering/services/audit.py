@@ -13,6 +13,9 @@ from django.db.models import F
 from metering.actor import Actor
 from metering.models import AuditEntry, Revision
 
+CHANGED_FIELDS = "changed"
+"""The entry of a detail that names changed fields whose values are not kept."""
+
 
 def audit_entry_create(
     *, actor: Actor, action: str, object_id: str, detail: dict[str, Any] | None = None

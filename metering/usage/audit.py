@@ -15,6 +15,7 @@ from django.views.decorators.http import require_GET
 
 from helexa_site.pages import render_page
 from metering.models import AuditEntry
+from metering.services.audit import CHANGED_FIELDS
 from metering.usage.reader import Reader, for_operators
 
 PER_PAGE = 50
@@ -74,10 +75,16 @@ def _detail(entry: AuditEntry) -> str:
     """``cap: 5 → 7`` for a change, else the values given."""
     parts = []
     for name, value in entry.detail.items():
-        is_change = isinstance(value, list) and len(value) == 2
+        is_change = _is_change(entry, name, value)
         words = [word if isinstance(word, str) else json.dumps(word) for word in _list(value)]
         parts.append(f"{name}: {' → '.join(words) if is_change else ', '.join(words)}")
     return "; ".join(parts)
+
+
+def _is_change(entry: AuditEntry, name: str, value: Any) -> bool:
+    """Whether ``value`` is an old and a new one. Other lists of two are values themselves."""
+    is_update = entry.action.endswith(".update") and name != CHANGED_FIELDS
+    return is_update and isinstance(value, list) and len(value) == 2
 
 
 def _list(value: Any) -> list[Any]:

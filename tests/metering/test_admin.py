@@ -283,6 +283,32 @@ class TestPeople:
         assert entry is not None
         assert (entry.actor, entry.action, entry.object_id) == ("user:carol", "user.update", "mia")
         assert "another long one" not in str(entry.detail) and "password" in str(entry.detail)
+
+    def test_their_rights_are_audited_with_both_values(
+        self, operator: Client, account: Account
+    ) -> None:
+        mia = User.objects.create_user("mia")
+        form = {
+            "username": "mia",
+            "is_active": "on",
+            "is_staff": "on",
+            "date_joined_0": "2026-01-01",
+            "date_joined_1": "12:00:00",
+            "memberships-TOTAL_FORMS": "1",
+            "memberships-INITIAL_FORMS": "0",
+            "memberships-0-account": account.name,
+            "memberships-0-role": "member",
+        }
+        response = operator.post(f"/admin/auth/user/{mia.pk}/change/", form)
+        assert response.status_code == 302, response.context["errors"]
+        entry = AuditEntry.objects.get(action="user.update")
+        assert entry.detail["is_staff"] == [False, True]
+        assert any(f"in {account.name}" in word for word in entry.detail["changed"])
+        text = operator.get("/usage/audit?action=user.update").content.decode()
+        assert "is_staff: false → true" in text
+
+    def test_their_removal_is_audited(self, operator: Client) -> None:
+        mia = User.objects.create_user("mia")
         operator.post(f"/admin/auth/user/{mia.pk}/delete/", {"post": "yes"})
         assert newest() == ("user:carol", "user.delete", "mia")
 

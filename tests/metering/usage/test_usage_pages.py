@@ -256,6 +256,7 @@ class TestOperators:
         services.key_update(actor=user_actor("alice"), key=key, changed_fields=["name"])
         text = text_of(root, "/usage/audit")
         assert "name: ci → cd" in text and "account.create" in text
+        assert "scopes: inference, usage:read" in text
         text = text_of(root, "/usage/audit?actor=alice&action=key")
         assert "key.update" in text and "key.create" not in text
         assert "No entry is like that" in text_of(root, "/usage/audit?last=2020-01-01")
