@@ -7,6 +7,8 @@
 
 So one hanging request blocks no other. Eight that hang at once make others wait until the first
 one's time is over. Any thread may call.
+
+A ``Caller`` is the account and the model that a job is done for.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import socket
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from signal import SIGPROF
 
 from inference.engine.errors import ChannelError
 from inference.engine.serving.channel import Channel
-from inference.sandbox.caller import SLICE_S, Caller, Wait
-from inference.sandbox.errors import LossReason, NoWorkerError, WorkerLostError
+from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
 from inference.sandbox.fork_client import ForkClient, end_process
 from inference.sandbox.jobs import (
     LAST,
@@ -36,6 +39,55 @@ from inference.sandbox.jobs import (
 )
 from inference.sandbox.limits import clock_s
 from inference.supervised_threads import SupervisedThread
+
+SLICE_S = 0.05
+"""How often a caller that waits looks whether it is still wanted."""
+PARKED_AFTER_S = 0.05
+"""Ordinary jobs are done by then."""
+
+
+def _always() -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    account: str = ""
+    model: str = ""
+    is_wanted: Callable[[], bool] = _always
+    """Whether anybody still waits for the result. Called a few times a second."""
+    parked: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered while the calling thread waits for long, so that another may take its place."""
+
+
+class Wait:
+    """One caller's waiting, for a worker and for its result. Parks the caller once it takes long;
+    leave it with nothing locked."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._stack = ExitStack()
+        self._started_s = time.monotonic()
+        self._is_parked = False
+
+    def __enter__(self) -> Wait:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def check(self) -> None:
+        """After each slice. Raises ``NotWantedError``."""
+        if not self._caller.is_wanted():
+            raise NotWantedError
+        if not self._is_parked and self.seconds >= PARKED_AFTER_S:
+            self._is_parked = True
+            self._stack.enter_context(self._caller.parked())
+
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inference.neuron.replicas.silence_timer import SilenceTimer
+from inference.neuron.replicas.engine_process import SilenceTimer
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
 from inference.settings.neuron import LOAD_STALL_S
 

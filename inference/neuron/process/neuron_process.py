@@ -20,8 +20,7 @@ from inference.neuron.process.previous_instance import PreviousInstance
 from inference.neuron.process.redis_client import InvitationVoidError, RedisUntrustedError, connect
 from inference.neuron.process.shutdown import EXIT_NAME_LOST, Shutdown
 from inference.neuron.process.tasks import register_tasks
-from inference.neuron.replicas.engine_process import engine_command
-from inference.neuron.replicas.silence_timer import silence_limit_s
+from inference.neuron.replicas.engine_process import engine_command, silence_limit_s
 from inference.neuron.service import NeuronService
 from inference.settings.accounts import LoggedBodies
 from inference.settings.neuron import LOG_BODIES, MEMORY_LIMIT, NEURON_DRAIN_S

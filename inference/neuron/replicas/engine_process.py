@@ -2,6 +2,12 @@
 
 The process holds one end of a socket pair and ends when the other end closes, so it cannot outlive
 this process, whatever kills it. Knows nothing of replicas or requests.
+
+``SilenceTimer`` measures the time since an engine's last message, counted only while this process
+was running; times are its arguments. A loaded engine sends a message every second. Its own watchdog
+ends and logs a step that hangs; the timer is for a process in which nothing runs: the interpreter
+lock is held, the process is stopped, or it hangs in the kernel. Loads are not timed: downloads and
+compilation report progress only now and then.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ import inference
 from inference.engine.errors import ChannelClosedError
 from inference.engine.faults.exit_codes import describe_exit
 from inference.engine.serving.channel import Channel
+from inference.engine.serving.watchdog import step_timeout_s
 from inference.environment import Role, environment_for
 from inference.neuron.errors import EngineGoneError
 from inference.protocol.engine import (
@@ -187,3 +194,35 @@ def _engine_environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
+
+
+MARGIN_S = 15.0
+"""After the step's timeout: the engine's own watchdog, which knows more, is to be first."""
+MAX_GAP_S = 2.0
+"""Longest accepted gap between two checks, twice the usual one. After a longer gap this process was
+stopped or starved, and messages of the engine may be unread."""
+
+
+def silence_limit_s(environment: Mapping[str, str]) -> float | None:
+    """Seconds that an engine may be silent; ``None``: no limit. Raises ``SettingError``."""
+    timeout_s = step_timeout_s(environment)
+    return None if timeout_s is None else timeout_s + MARGIN_S
+
+
+class SilenceTimer:
+    """How long one engine has been silent, counted once it has loaded."""
+
+    def __init__(self) -> None:
+        self._looked_s: float | None = None
+        self._silent_s = 0.0
+
+    def end(self) -> None:
+        """Restart from 0: the engine has sent a message."""
+        self._silent_s = 0.0
+
+    def look(self, now_s: float) -> float:
+        """Seconds of silence up to now."""
+        if self._looked_s is not None:
+            self._silent_s += min(now_s - self._looked_s, MAX_GAP_S)
+        self._looked_s = now_s
+        return self._silent_s

@@ -23,9 +23,8 @@ from inference.neuron.errors import (
     model_not_loaded,
 )
 from inference.neuron.replicas.context import ReplicaContext
-from inference.neuron.replicas.engine_process import EngineProcess
+from inference.neuron.replicas.engine_process import EngineProcess, SilenceTimer
 from inference.neuron.replicas.record import ReplicaRecord
-from inference.neuron.replicas.silence_timer import SilenceTimer
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.protocol.engine import (
     Awake,

@@ -10,6 +10,8 @@ A request runs as one sequence for each choice, ``sequence_id(request_id, index)
 The call that removes a request from the table emits its terminal event and records its usage, so
 that happens once. Knows no Redis: events are returned with the gateway they are for. Any thread may
 call; nothing blocks.
+
+A request that has ended is one line of the neuron's log, by the id that its gateway logs.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from inference.logs.phases import phases
 from inference.neuron.errors import internal_error
 from inference.neuron.events.usage_reports import UsageReportBook
 from inference.neuron.requests.live_request import (
@@ -31,15 +34,26 @@ from inference.neuron.requests.live_request import (
     Result,
     SequenceOutput,
 )
-from inference.neuron.requests.request_log import log_end
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
     SequencesEmbedded,
     SequenceStep,
+    SequenceTiming,
 )
-from inference.protocol.events import TERMINAL_EVENTS, Event, Failed, Failure
+from inference.protocol.events import (
+    TERMINAL_EVENTS,
+    Cancelled,
+    Embedded,
+    Event,
+    Failed,
+    Failure,
+    Finished,
+    Usage,
+)
 from inference.protocol.generation import Submit
+
+logger = logging.getLogger(__name__)
 
 log = logging.getLogger(__name__)
 
@@ -266,3 +280,36 @@ class RequestTable:
 def _is_engines_word(result: Result) -> bool:
     """Whether the engine itself ended the sequence with this."""
     return isinstance(result, SequencesEmbedded) or result.finish_reason is not None
+
+
+NOTHING = Usage(prompt_tokens=0, completion_tokens=0)
+
+
+def log_end(live: LiveRequest, end: Event, *, now_unix_s: float) -> None:
+    """``end`` is its terminal event. Contains nothing of the prompt or the answer."""
+    usage: Usage | None = None
+    timing: SequenceTiming | None = None
+    outcome = "finished"
+    match end:
+        case Failed(failure=failure):
+            outcome, usage = failure.code, end.usage
+        case Cancelled():
+            outcome, usage = "cancelled", end.usage
+        case Finished():
+            usage, timing = end.usage, end.timing
+        case Embedded():
+            usage = end.usage
+    usage = usage or NOTHING
+    first_token_s = (live.first_token_unix_s or now_unix_s) - live.started_unix_s
+    logger.info(
+        "%s model=%s %s prompt=%d cached=%d completion=%d first_token_ms=%.0f ms=%.0f%s",
+        live.request_id,
+        live.submit.model,
+        outcome,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.completion_tokens,
+        1000 * first_token_s,
+        1000 * (now_unix_s - live.started_unix_s),
+        "" if timing is None else phases(timing, usage.completion_tokens),
+    )

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from inference.text.answers.answer_text import StopStrings
 from inference.text.answers.reasoning import MARKER_PAIRS
-from inference.text.answers.stop_strings import StopStrings
 from inference.text.tokens.token_kinds import TokenKind
 
 RESPONSE = ("<response>", "</response>")

@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from inference.engine.serving.channel import Channel
-from inference.sandbox.caller import Caller
 from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
 from inference.sandbox.jobs import (
     LAST,
@@ -28,7 +27,7 @@ from inference.sandbox.jobs import (
     decode_result,
     encode_frame,
 )
-from inference.sandbox.pool import MAX_OF_BOTH, WorkerPool
+from inference.sandbox.pool import MAX_OF_BOTH, Caller, WorkerPool
 from inference.text.grammars.parts import json_part
 from tests.inference.neuron.conftest import wait_until
 from tests.inference.sandbox.jobs import BYTES, LOOPS, PANICS, TEMPLATE, check, render
@@ -225,7 +224,7 @@ def test_nothing_is_left_of_a_closed_pool(pool: WorkerPool) -> None:
 
 STARTS_AND_HANGS = """
 import threading, time
-from inference.sandbox.caller import Caller
+from inference.sandbox.pool import Caller
 from inference.sandbox.pool import WorkerPool
 from tests.inference.sandbox.jobs import LOOPS, TEMPLATE, render
 pool = WorkerPool()

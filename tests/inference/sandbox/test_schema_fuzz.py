@@ -19,10 +19,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from inference.sandbox.caller import Caller
 from inference.sandbox.errors import WorkerLostError
 from inference.sandbox.jobs import Checked, CheckGrammar, Refused
-from inference.sandbox.pool import WorkerPool
+from inference.sandbox.pool import Caller, WorkerPool
 from inference.text.grammars.compiling import LIMITS
 from inference.text.grammars.parts import json_part, lenient_part
 from tests.inference.sandbox.hostile_schemas import SchemaMutator

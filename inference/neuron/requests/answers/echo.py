@@ -1,5 +1,6 @@
 """What ``echo`` puts before an answer: the prompt's text, and its tokens' logprobs where the client
-asked for logprobs."""
+asked for logprobs.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +9,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from inference.neuron.requests.answers.text_logprobs import text_logprob
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.requests.prompts.prompts import Prepared
 from inference.protocol.events import TextLogprob
 from inference.protocol.generation import GenerationRequest, TextInput
 from inference.protocol.sampling import TokenLogprob
-from inference.text.tokens.detokenizer import Detokenizer
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tokens.tokenizer import Detokenizer, Tokenizer
 
 
 @dataclass(slots=True)
@@ -50,3 +49,18 @@ def _text(index: int, request: GenerationRequest, prepared: Prepared, text: Mode
         return request.input.texts[index]
     detokenizer = Detokenizer(text.tokenizer)
     return detokenizer.feed(prepared.prompts[index]) + detokenizer.flush()
+
+
+def text_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> TextLogprob:
+    def text_of(token_id: int) -> str:
+        return tokenizer.bytes_of(token_id).decode("utf-8", errors="replace")
+
+    return TextLogprob(
+        token=text_of(entry.token_id),
+        token_bytes=tokenizer.bytes_of(entry.token_id),
+        logprob=entry.logprob,
+        top=[
+            (text_of(token_id), tokenizer.bytes_of(token_id), logprob)
+            for token_id, logprob in entry.top
+        ],
+    )

@@ -23,15 +23,15 @@ from inference.neuron.errors import (
     wrong_kind,
 )
 from inference.neuron.replicas.engine_process import EngineProcess
-from inference.neuron.requests.answers.choices import build_answer
+from inference.neuron.requests.answers.answers import build_answer
 from inference.neuron.requests.answers.embedding_answers import EmbeddingAnswer, Pairing
 from inference.neuron.requests.live_request import AddressedEvent, Answer, sequence_id
 from inference.neuron.requests.prompts.embedding_prompts import prepare_embedding, prepare_scoring
 from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.requests.prompts.output_limits import TokenBudget
 from inference.neuron.requests.prompts.prompt_images import sequence_images
 from inference.neuron.requests.prompts.prompts import Prepared, count_tokens, prepare
 from inference.neuron.requests.prompts.sampling_params import used_sampling
-from inference.neuron.requests.prompts.token_budget import TokenBudget
 from inference.neuron.requests.prompts.tokenizing import tokenized
 from inference.neuron.requests.request_details import details_of
 from inference.neuron.requests.request_table import RequestTable
@@ -49,7 +49,7 @@ from inference.protocol.generation import (
 )
 from inference.protocol.images import ImageRef, SequenceImage
 from inference.protocol.sampling import SamplingParams
-from inference.sandbox.caller import Caller
+from inference.sandbox.pool import Caller
 from inference.settings.accounts import LoggedBodies
 from inference.settings.neuron import LOG_BODIES
 

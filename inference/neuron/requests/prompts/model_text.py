@@ -13,8 +13,7 @@ from inference.protocol.generation import ChatInput
 from inference.protocol.heartbeat import Capability
 from inference.protocol.load import LoadReport, LoadSpec, spec_digest
 from inference.protocol.model_limit import ModelLimit, model_limit
-from inference.sandbox.caller import Caller
-from inference.sandbox.pool import WorkerPool
+from inference.sandbox.pool import Caller, WorkerPool
 from inference.text.answers.parts import ToolFormat
 from inference.text.answers.phrases import PhraseMarkers, find_phrases
 from inference.text.answers.reasoning import ReasoningMarkers, find_markers

@@ -3,6 +3,8 @@
 The rules are OpenAI's and vLLM's: a request that does not fit is refused with both numbers, not
 truncated. In dialects whose clients must send a number, and send a large one (``ends_at_context``),
 it runs, and the answer reports that it ended at the operator's limit or with the context.
+
+A request of a caller with a budget has what the gateway reserved for it, too.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from inference.neuron.errors import (
     context_length_exceeded,
     max_output_exceeded,
     no_budget_for_answer,
+    over_budget,
     prompt_too_long,
     what_always_fits,
 )
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
+    Submit,
     TextInput,
     TokensInput,
 )
@@ -80,3 +84,23 @@ def answer_limit(
 def prompt_param(given: ChatInput | TextInput | TokensInput) -> str:
     """What clients call it."""
     return "messages" if isinstance(given, ChatInput) else "prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    prompt_tokens: int | None = None
+    """Over all prompts; ``None``: any number."""
+    output_tokens: int | None = None
+    """What each choice may write where the client named no number."""
+
+    @classmethod
+    def of(cls, submit: Submit) -> TokenBudget:
+        return cls(submit.max_prompt_tokens, submit.cap_output_tokens)
+
+    def check_prompt(self, num_tokens: int) -> None:
+        """Raises ``RequestRefusedError``."""
+        if self.prompt_tokens is not None and num_tokens > self.prompt_tokens:
+            raise RequestRefusedError(over_budget(num_tokens, self.prompt_tokens))
+
+
+UNBOUNDED = TokenBudget()

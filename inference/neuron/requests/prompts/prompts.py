@@ -3,11 +3,16 @@
     GenerationRequest ─▶ prompt_tokens ─▶ answer_limit ─▶ resolve_sampling ─▶ grammar ─▶ Prepared
 
 Pure but for the tokenizer's files. Knows no Redis, no process, no other request.
+
+Clients may ask that a conversation's oldest turns are left out until its prompt fits.
+
+turns  | 0 | 1 | 2 | 3 |        may_lose [2, 4, 6]: how many messages the first 1, 2, 3 turns are
+tried  all, then by halves: the fewest lost turns with which it fits
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -17,14 +22,16 @@ from inference.neuron.errors import (
 )
 from inference.neuron.requests.answers.prompt_scores import check_scores, num_scored
 from inference.neuron.requests.prompts.model_text import ModelText
-from inference.neuron.requests.prompts.output_limits import AnswerLimit, answer_limit
+from inference.neuron.requests.prompts.output_limits import (
+    UNBOUNDED,
+    AnswerLimit,
+    TokenBudget,
+    answer_limit,
+)
 from inference.neuron.requests.prompts.output_rules import request_grammar
 from inference.neuron.requests.prompts.prompt_images import PlacedImage
 from inference.neuron.requests.prompts.prompt_tokens import prompt_tokens
-from inference.neuron.requests.prompts.sampling_params import resolve_sampling
-from inference.neuron.requests.prompts.shortening import shortened
-from inference.neuron.requests.prompts.thinking import Thinking
-from inference.neuron.requests.prompts.token_budget import UNBOUNDED, TokenBudget
+from inference.neuron.requests.prompts.sampling_params import Thinking, resolve_sampling
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
@@ -142,3 +149,31 @@ def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
     )
     request_grammar(asked, text)
     return len(prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Shortened:
+    chat: ChatInput
+    num_lost_turns: int = 0
+
+
+def shortened(chat: ChatInput, fits: Callable[[ChatInput], bool]) -> Shortened:
+    """The conversation without its oldest turns, as many as needed to fit, or without all removable
+    turns if even that is not enough. ``fits`` is called a few times; it must be monotonic: true
+    stays true if more is left out."""
+    if not chat.may_lose or fits(chat):
+        return Shortened(chat)
+    least, most = 1, len(chat.may_lose)
+    while least < most:
+        middle = (least + most) // 2
+        if fits(_without(chat, middle)):
+            most = middle
+        else:
+            least = middle + 1
+    return Shortened(_without(chat, most), most)
+
+
+def _without(chat: ChatInput, num_turns: int) -> ChatInput:
+    num_messages = chat.may_lose[num_turns - 1]
+    kept = [message for message in chat.messages[:num_messages] if message.role == "system"]
+    return msgspec.structs.replace(chat, messages=kept + chat.messages[num_messages:], may_lose=[])

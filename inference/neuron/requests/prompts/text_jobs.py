@@ -28,7 +28,6 @@ from inference.neuron.errors import (
 from inference.protocol.generation import ChatInput, ChatMessage, OutputFormat
 from inference.protocol.load import LoadReport
 from inference.recent_results import RecentResults
-from inference.sandbox.caller import Caller
 from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
 from inference.sandbox.jobs import (
     Checked,
@@ -43,7 +42,7 @@ from inference.sandbox.jobs import (
     Result,
     TokenizerFacts,
 )
-from inference.sandbox.pool import WorkerPool
+from inference.sandbox.pool import Caller, WorkerPool
 from inference.text.errors import NoPlaceForToolsError, SchemaError, TemplateRenderError
 from inference.text.templates.template_sources import TemplateSources
 from inference.text.tokens.tokenizer import Tokenizer

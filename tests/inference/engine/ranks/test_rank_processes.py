@@ -119,7 +119,7 @@ def test_no_rank_outlives_the_first(
 def test_a_first_rank_that_stands_still_takes_the_others_with_it(
     tiny_model_dir: Path, data_dir: Path
 ) -> None:
-    """The neuron kills it: see ``inference.neuron.replicas.silence_timer``."""
+    """The neuron kills it: see ``inference.neuron.replicas.engine_process``."""
     with two_ranks(tiny_model_dir, data_dir) as (engine, follower, _):
         engine.submit("long", LONG)
         os.kill(engine.process.pid, signal.SIGSTOP)

@@ -138,7 +138,7 @@ def _output(step: str, index: int = 0) -> SequenceStep | SequenceFailed | Sequen
 def test_each_end_is_a_line_of_the_log(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, end: str, words: set[str]
 ) -> None:
-    caplog.set_level("INFO", logger="inference.neuron.requests.request_log")
+    caplog.set_level("INFO", logger="inference.neuron.requests.request_table")
     now_s = iter([100.0, 100.25, 101.5])
     table = RequestTable(UsageReportBook(), clock=lambda: next(now_s))
     _running(table, _answer(tokenizer))

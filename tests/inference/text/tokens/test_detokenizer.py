@@ -10,8 +10,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.text.tokens.detokenizer import Detokenizer
-from inference.text.tokens.tokenizer import Tokenizer
+from inference.text.tokens.tokenizer import Detokenizer, Tokenizer
 
 
 class Case:

@@ -8,8 +8,8 @@ import pytest
 
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.requests.prompts.output_limits import TokenBudget
 from inference.neuron.requests.prompts.prompts import Prepared, prepare
-from inference.neuron.requests.prompts.token_budget import TokenBudget
 from inference.protocol.generation import (
     GenerationRequest,
     TextInput,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.requests.answers.choices import build_answer
+from inference.neuron.requests.answers.answers import build_answer
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.requests.prompts.prompts import prepare
 from inference.protocol.generation import (

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.requests.prompts.prompts import prepare
-from inference.neuron.requests.prompts.shortening import shortened
+from inference.neuron.requests.prompts.prompts import prepare, shortened
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
 from inference.protocol.sampling import SamplingOptions
 from tests.inference.neuron.model_texts import model_text
