@@ -30,6 +30,7 @@ from inference.loading.gguf.tokenizer_files import tokenizer_directory
 from inference.loading.kv_choice import planned_kv_format
 from inference.loading.preflight import (
     CARD_BYTES_PER_WEIGHT,
+    PREFILL_TOKENS_PER_STEP,
     LargestStep,
     MemoryNeed,
     check_fits,
@@ -57,7 +58,6 @@ from inference.models.parallel.shares import RankShare, rank_config
 from inference.models.weights.weight_source import WeightSource
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
 
-PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
 TABLE = "embed_tokens.weight"
 EXPERTS = ".mlp.experts."
 """In the names of experts' weights and biases."""

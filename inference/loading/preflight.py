@@ -68,6 +68,8 @@ BYTES_PER_TABLE_WEIGHT = 1 + 4 / 32
 """Of a quantised table on a card, whose rows are looked up: a byte for each code."""
 COPY_BYTES = 2
 """What the bfloat16 copy takes of each weight that prompt rows are multiplied with."""
+PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
+"""Most prompt rows of a step, by type of device."""
 LOGIT_BYTES = 4
 COPIES_OF_LOGITS = 2
 

@@ -28,7 +28,8 @@ from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.loading.devices import free_memory_bytes, ranks_on_one_device
 from inference.loading.kv_choice import planned_kv_format, wanted_kv_format
-from inference.loading.loader import PREFILL_TOKENS_PER_STEP, OpenedModel
+from inference.loading.loader import OpenedModel
+from inference.loading.preflight import PREFILL_TOKENS_PER_STEP
 from inference.loading.progress import OnProgress
 from inference.models.backend import AnyModel
 from inference.models.errors import UnsupportedKVError, UnsupportedModuleError

@@ -45,7 +45,18 @@ def cuda_formats(capability: tuple[int, int]) -> tuple[KVFormat, ...]:
 def kv_bytes_per_token(config: ModelConfig, kv_format: KVFormat) -> int:
     """What one token's keys and values take in all layers that have them."""
     shapes = (config.kv_shapes[index] for index in cache_layout(config).attention_layers)
-    return sum(2 * heads * _head_bytes(width, kv_format) for heads, width in shapes)
+    return sum(_shape_bytes(heads, width, kv_format) for heads, width in shapes)
+
+
+def kv_bytes_of_layer(config: ModelConfig, index: int, kv_format: KVFormat) -> int:
+    """What one token's keys and values take in one layer; 0 where it has none."""
+    if index not in cache_layout(config).attention_layers:
+        return 0
+    return _shape_bytes(*config.kv_shapes[index], kv_format)
+
+
+def _shape_bytes(heads: int, width: int, kv_format: KVFormat) -> int:
+    return 2 * heads * _head_bytes(width, kv_format)
 
 
 def _head_bytes(width: int, kv_format: KVFormat) -> int:

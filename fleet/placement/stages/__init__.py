@@ -1,0 +1,21 @@
+"""Plans a model as stages: runs of layers on the devices of one or several hosts. Pure.
+
+    ModelCosts, StageDevice* ──plan_stages──▶ StagePlan ▷ Stage*  with blocks and tokens/s
+                                              StageRefusal        the missing bytes and where
+
+Engines run models of one stage: several can be planned, and not loaded yet.
+"""
+
+from fleet.placement.stages.devices import Link, StageDevice
+from fleet.placement.stages.planning import Spread, plan_stages
+from fleet.placement.stages.plans import Stage, StagePlan, StageRefusal
+
+__all__ = [
+    "Link",
+    "Spread",
+    "Stage",
+    "StageDevice",
+    "StagePlan",
+    "StageRefusal",
+    "plan_stages",
+]

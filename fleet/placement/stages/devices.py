@@ -1,0 +1,110 @@
+"""Devices and links as plans see them, and their speeds where nothing was measured yet. Pure.
+
+Speeds are makers' figures, of which steps reach a part (``REACHED``). Sources: NVIDIA's data sheets
+and architecture papers of each card (memory bandwidth; dense bfloat16 or, before Ampere, float16 in
+tensor cores); for processors two channels of DDR4-3200 (JEDEC JESD79-4, 2 x 25.6 GB/s) and eight
+cores of 3 GHz with one 512-bit multiply-add a cycle on float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fleet.live.snapshot import FleetSnapshot
+from inference.loading.costs.model_costs import Kind
+from inference.protocol.heartbeat import DeviceInfo, device_name
+
+GB, TERA = 10**9, 10**12
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    bytes_per_s: float
+    """Of memory."""
+    flops_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A neuron's way to other neurons."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageDevice:
+    neuron: str
+    name: str
+    """As a load spec names it: ``cuda:0``, ``cpu``."""
+    kind: Kind
+    free_bytes: int
+    speed: Speed
+    link: Link
+
+
+REACHED = 0.7
+"""The part of the maker's figures that decode steps reach."""
+BY_KIND: Mapping[Kind, Speed] = {
+    "cuda": Speed(300 * GB, 60 * TERA),  # the L4's, the slowest of its generation
+    "cpu": Speed(51.2 * GB, 0.77 * TERA),
+}
+"""Of a device of another name."""
+BY_NAME: Mapping[str, Speed] = {
+    "H200": Speed(4800 * GB, 989 * TERA),
+    "H100 PCIe": Speed(2000 * GB, 756 * TERA),
+    "H100": Speed(3350 * GB, 989 * TERA),
+    "A100": Speed(1555 * GB, 312 * TERA),
+    "L40S": Speed(864 * GB, 362 * TERA),
+    "L4": Speed(300 * GB, 121 * TERA),
+    "A10": Speed(600 * GB, 125 * TERA),
+    "T4": Speed(320 * GB, 65 * TERA),
+    "RTX 5090": Speed(1792 * GB, 209 * TERA),
+    "RTX 4090": Speed(1008 * GB, 165 * TERA),
+    "RTX 4060 Ti": Speed(288 * GB, 44 * TERA),
+    "RTX 3090": Speed(936 * GB, 71 * TERA),
+    "RTX 3060": Speed(360 * GB, 25 * TERA),
+    "RTX A6000": Speed(768 * GB, 155 * TERA),
+    "GB10": Speed(273 * GB, 125 * TERA),
+}
+"""A word of the driver's name for the card; the first that matches counts."""
+LAYER_S: Mapping[Kind, float] = {"cuda": 10e-6, "cpu": 20e-6}
+"""What each layer takes beside memory and arithmetic: launches, and threads that meet."""
+APART_S = 60e-6
+"""What a layer takes more where its experts are in host memory: rows go there and back over PCIe,
+each with a wait of some 30 us."""
+LOCAL = Link(50e-6, 10 * GB)
+"""Between devices of one host: two copies through its memory."""
+NETWORK = Link(200e-6, 0.117 * GB)
+"""Between hosts: Gigabit Ethernet (IEEE 802.3ab) less its frames, through one switch."""
+
+
+def speed_of(info: DeviceInfo) -> Speed:
+    """By the card's name, else by its kind; what steps reach of it."""
+    words = f" {info.name} "
+    named = (speed for name, speed in BY_NAME.items() if f" {name} " in words)
+    found = next(named, BY_KIND[info.kind]) if info.kind == "cuda" else BY_KIND["cpu"]
+    return Speed(REACHED * found.bytes_per_s, REACHED * found.flops_per_s)
+
+
+def stage_devices(
+    snapshot: FleetSnapshot, *, only: tuple[str, ...] = (), is_empty: bool = False
+) -> Iterator[StageDevice]:
+    """The devices of neurons that take loads. ``only``: of these neurons, where any are named.
+    ``is_empty``: as if nothing were loaded. Processors that share their memory with a card
+    are left out."""
+    for neuron in snapshot.neurons:
+        if not neuron.may_load or (only and neuron.name not in only):
+            continue
+        is_shared = any(info.has_host_memory for info in neuron.devices)
+        for info in neuron.devices:
+            if not (is_shared and info.kind == "cpu"):
+                yield StageDevice(
+                    neuron=neuron.name,
+                    name=device_name(info),
+                    kind=info.kind,
+                    free_bytes=info.total_memory_bytes if is_empty else info.free_memory_bytes,
+                    speed=speed_of(info),
+                    link=NETWORK,
+                )

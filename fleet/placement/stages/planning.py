@@ -1,0 +1,192 @@
+"""From a model's costs and a fleet's devices to stages, or to the missing bytes. Pure.
+
+whole on a card ─▶ one stage, on the fastest that holds it: what fits is not split
+else            ─▶ the stages with the shortest step, cards and processors alike
+else            ─▶ how many layers each device could hold, and the missing bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import groupby
+from typing import Literal
+
+from fleet.placement.stages.candidates import Candidate, candidates_of
+from fleet.placement.stages.devices import StageDevice
+from fleet.placement.stages.layer_memory import BLOCK_TOKENS, NUM_STATES, LayerMemory
+from fleet.placement.stages.plans import Room, Stage, StagePlan, StageRefusal
+from fleet.placement.stages.prediction import MANY, TOKENS_PER_REQUEST, step_s, tokens_per_s
+from fleet.placement.stages.search import Found, Search, Share
+from fleet.placement.stages.step_times import StepTimes
+from inference.loading.costs.model_costs import ModelCosts
+
+Spread = Literal["device", "host", "fleet"]
+"""The most that one replica may lie on."""
+KV_TOKENS = MANY * TOKENS_PER_REQUEST
+WANTED_CONTEXTS = 4
+
+
+def plan_stages(
+    costs: ModelCosts,
+    devices: Collection[StageDevice],
+    *,
+    spread: Spread = "fleet",
+    kv_tokens: int = KV_TOKENS,
+) -> StagePlan | StageRefusal:
+    """``kv_tokens``: that every stage has room for. The plan does not depend on the order of
+    ``devices``."""
+    memory, times = LayerMemory(costs, kv_tokens), StepTimes(costs)
+    candidates = candidates_of(memory, times, devices)
+    found = _whole_on_a_card(candidates, len(costs.layers)) or _found(
+        memory, times, candidates, spread
+    )
+    if found is None:
+        return _refusal(memory, candidates, spread)
+    return _plan(memory, times, found)
+
+
+def _whole_on_a_card(candidates: Sequence[Candidate], num_layers: int) -> Found | None:
+    whole = (
+        one for one in candidates if one.device.kind == "cuda" and one.most_as_first >= num_layers
+    )
+    fastest = next(whole, None)
+    if fastest is None:
+        return None
+    seconds = fastest.head_s + num_layers * fastest.layer_s
+    return Found((Share(fastest.device, num_layers),), seconds)
+
+
+def _found(
+    memory: LayerMemory, times: StepTimes, candidates: Sequence[Candidate], spread: Spread
+) -> Found | None:
+    if spread == "fleet":
+        return Search(memory, times, candidates).run()
+    best: Found | None = None
+    for own in _apart(candidates, spread):
+        best = Search(memory, times, own).run(best)
+    return best
+
+
+def _apart(candidates: Sequence[Candidate], spread: Spread) -> list[list[Candidate]]:
+    """Those that one replica may lie on together. Experts in the host's memory do not count as
+    another device's."""
+    if spread == "device":
+        return [[one] for one in candidates]
+    by_name = sorted(candidates, key=lambda one: one.device.neuron)
+    return [list(own) for _, own in groupby(by_name, key=lambda one: one.device.neuron)]
+
+
+def _plan(memory: LayerMemory, times: StepTimes, found: Found) -> StagePlan:
+    shares = _neighbours(found.shares)
+    num_blocks = min(_most_blocks(memory, shares), _wanted_blocks(memory))
+    kv_tokens = num_blocks * BLOCK_TOKENS
+    num_running = max(1, min(MANY, kv_tokens // TOKENS_PER_REQUEST))
+    return StagePlan(
+        stages=tuple(
+            _stage(memory, share, first, num_blocks) for share, first in _with_firsts(shares)
+        ),
+        num_blocks=num_blocks,
+        kv_tokens=kv_tokens,
+        step_s=step_s(times, shares),
+        tokens_per_s=tokens_per_s(times, shares, 1),
+        tokens_per_s_of_many=tokens_per_s(times, shares, num_running),
+        num_running=num_running,
+    )
+
+
+def _neighbours(shares: Sequence[Share]) -> list[Share]:
+    """Stages of one neuron after another, the first one's neuron first."""
+    order = list(dict.fromkeys(share.device.neuron for share in shares))
+    return sorted(shares, key=lambda share: order.index(share.device.neuron))
+
+
+def _with_firsts(shares: Sequence[Share]) -> list[tuple[Share, int]]:
+    """Each with its first layer."""
+    first, pairs = 0, []
+    for share in shares:
+        pairs.append((share, first))
+        first += share.num_layers
+    return pairs
+
+
+def _wanted_blocks(memory: LayerMemory) -> int:
+    """More would not be used."""
+    wanted_tokens = max(memory.kv_tokens, WANTED_CONTEXTS * memory.costs.context_tokens)
+    return -(-wanted_tokens // BLOCK_TOKENS)
+
+
+def _most_blocks(memory: LayerMemory, shares: Sequence[Share]) -> int:
+    """That the smallest stage has room for."""
+    numbers = []
+    for share, first in _with_firsts(shares):
+        empty = _stage(memory, share, first, num_blocks=0)
+        block_bytes = BLOCK_TOKENS * _kv_token_bytes(memory, share, first)
+        if block_bytes:
+            numbers.append((empty.free_bytes - empty.used_bytes) // block_bytes)
+    return min(numbers, default=_wanted_blocks(memory))
+
+
+def _stage(memory: LayerMemory, share: Share, first: int, num_blocks: int) -> Stage:
+    costs, kind = memory.costs, share.device.kind
+    last = first + share.num_layers
+    layers, apart = costs.layers[first:last], costs.layers[last - share.num_apart : last]
+    whole_bytes = sum(one.weight_bytes.on(kind) + one.expert_bytes.on(kind) for one in layers)
+    apart_bytes = sum(one.expert_bytes.on(kind) for one in apart)
+    outer_bytes = 0 if first else costs.outer_bytes.on(kind)
+    states_bytes = NUM_STATES * sum(one.state_bytes for one in layers)
+    block_bytes = BLOCK_TOKENS * _kv_token_bytes(memory, share, first)
+    return Stage(
+        neuron=share.device.neuron,
+        device=share.device.name,
+        kind=kind,
+        first_layer=first,
+        last_layer=last,
+        num_apart=share.num_apart,
+        weight_bytes=outer_bytes + whole_bytes - apart_bytes,
+        host_bytes=sum(one.expert_bytes.cpu for one in apart),
+        kv_bytes=num_blocks * block_bytes + states_bytes,
+        beside_bytes=memory.beside_bytes(kind),
+        free_bytes=share.device.free_bytes,
+    )
+
+
+def _kv_token_bytes(memory: LayerMemory, share: Share, first: int) -> int:
+    layers = memory.costs.layers[first : first + share.num_layers]
+    return sum(layer.kv_token_bytes.on(share.device.kind) for layer in layers)
+
+
+def _refusal(memory: LayerMemory, candidates: Sequence[Candidate], spread: Spread) -> StageRefusal:
+    costs, num_layers = memory.costs, len(memory.costs.layers)
+    is_one = spread == "fleet" and candidates
+    together = [candidates] if is_one else _apart(candidates, spread)
+    closest = max((_rooms(own) for own in together), key=_layers_of, default=())
+    kv_bytes = sum(memory.kv_bytes(layer, "cuda") for layer in costs.layers)
+    needed_bytes = costs.weight_bytes.cuda + kv_bytes
+    layers_bytes = needed_bytes - costs.outer_bytes.cuda
+    missing_layers = max(1, num_layers - _layers_of(closest))
+    return StageRefusal(
+        num_layers=num_layers,
+        needed_bytes=needed_bytes,
+        kv_bytes=kv_bytes,
+        missing_bytes=layers_bytes * missing_layers // num_layers,
+        rooms=closest,
+    )
+
+
+def _rooms(candidates: Sequence[Candidate]) -> tuple[Room, ...]:
+    """The most layers first. The device that loses least by that has the outer tensors."""
+    first = min(candidates, key=lambda one: one.most - one.most_as_first)
+    rooms = [
+        Room(
+            neuron=one.device.neuron,
+            device=one.device.name,
+            free_bytes=one.device.free_bytes,
+            num_layers=one.most_as_first if one is first else one.most,
+        )
+        for one in candidates
+    ]
+    return tuple(sorted(rooms, key=lambda room: -room.num_layers))
+
+
+def _layers_of(rooms: Collection[Room]) -> int:
+    return sum(room.num_layers for room in rooms)

@@ -1,0 +1,111 @@
+"""What planning returns: stages with predictions, or the missing bytes. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inference.loading.costs.model_costs import Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Layers ``[first_layer, last_layer)`` on one device. The first stage has the table of tokens
+    and the output head beside its layers."""
+
+    neuron: str
+    device: str
+    kind: Kind
+    first_layer: int
+    last_layer: int
+    num_apart: int = 0
+    """How many of them, its last ones, have their routed experts in the host's memory."""
+    weight_bytes: int
+    """On the device."""
+    host_bytes: int = 0
+    """Of experts in the host's memory."""
+    kv_bytes: int
+    """Blocks and states."""
+    beside_bytes: int
+    """Its process and the activations of a step."""
+    free_bytes: int
+    """Free memory of the device."""
+
+    @property
+    def num_layers(self) -> int:
+        return self.last_layer - self.first_layer
+
+    @property
+    def used_bytes(self) -> int:
+        """On the device."""
+        return self.weight_bytes + self.kv_bytes + self.beside_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    stages: tuple[Stage, ...]
+    num_blocks: int
+    """On every stage: the smallest decides."""
+    kv_tokens: int
+    """That the blocks hold."""
+    step_s: float
+    """Of one stream: its stages and the links between them."""
+    tokens_per_s: float
+    """One stream's."""
+    tokens_per_s_of_many: float
+    """All streams' together, of ``MANY`` requests."""
+    num_running: int
+    """How many of those requests the blocks hold at once."""
+
+    @property
+    def neurons(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(stage.neuron for stage in self.stages))
+
+    @property
+    def where(self) -> str:
+        """``box cuda:0 + cuda:1, attic cpu``."""
+        parts = []
+        for neuron in self.neurons:
+            devices = [stage.device for stage in self.stages if stage.neuron == neuron]
+            parts.append(f"{neuron} {' + '.join(devices)}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What one device could hold."""
+
+    neuron: str
+    device: str
+    free_bytes: int
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRefusal:
+    num_layers: int
+    needed_bytes: int
+    """On cards: weights, and KV for the tokens that were asked for."""
+    kv_bytes: int
+    """Part of the needed bytes."""
+    missing_bytes: int
+    """Weights and KV of the layers that no device has room for."""
+    rooms: tuple[Room, ...]
+    """The devices that could hold most together; the most layers first."""
+
+    @property
+    def words(self) -> str:
+        if not self.rooms:
+            return f"it needs {_gb(self.needed_bytes)}, and no device takes loads"
+        rooms = "; ".join(
+            f"{room.device} of {room.neuron} has {_gb(room.free_bytes)} free, for "
+            f"{room.num_layers} layers"
+            for room in self.rooms
+        )
+        return (
+            f"its {self.num_layers} layers need {_gb(self.needed_bytes)} ({_gb(self.kv_bytes)} of "
+            f"keys and values), and {_gb(self.missing_bytes)} are missing: {rooms}"
+        )
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"

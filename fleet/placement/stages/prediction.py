@@ -1,0 +1,57 @@
+"""Predicts a plan's tokens per second for one request and for many. Pure.
+
+groups in flight    stage 1   A B A B A …      as many groups as keep all stages busy, and as
+                    stage 2     A B A B …      few as read the weights seldom: the best counts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleet.placement.stages.search import Share, links_s
+from fleet.placement.stages.step_times import StepTimes
+
+MANY = 16
+"""Requests at once."""
+TOKENS_PER_REQUEST = 1024
+"""Of keys and values."""
+
+
+def step_s(times: StepTimes, shares: Sequence[Share], num_rows: float = 1) -> float:
+    """One step of ``num_rows`` sequences, through all stages and back."""
+    return sum(_stage_times(times, shares, num_rows)) + _links_s(times, shares, num_rows)
+
+
+def tokens_per_s(times: StepTimes, shares: Sequence[Share], num_running: int) -> float:
+    """Of so many requests together."""
+    return max(
+        _tokens_per_s_in_groups(times, shares, num_running, num_groups)
+        for num_groups in range(1, min(len(shares), num_running) + 1)
+    )
+
+
+def _tokens_per_s_in_groups(
+    times: StepTimes, shares: Sequence[Share], num_running: int, num_groups: int
+) -> float:
+    num_rows = num_running / num_groups
+    stages = _stage_times(times, shares, num_rows)
+    round_s = max(num_groups * max(stages), sum(stages) + _links_s(times, shares, num_rows))
+    return num_running / round_s
+
+
+def _stage_times(times: StepTimes, shares: Sequence[Share], num_rows: float) -> list[float]:
+    seconds = [_share_s(times, share, num_rows) for share in shares]
+    seconds[0] += times.head_s(shares[0].device, num_rows)
+    return seconds
+
+
+def _share_s(times: StepTimes, share: Share, num_rows: float) -> float:
+    whole_s = (share.num_layers - share.num_apart) * times.layer_s(share.device, num_rows)
+    if share.host is None:
+        return whole_s
+    return whole_s + share.num_apart * times.apart_s(share.device, share.host, num_rows)
+
+
+def _links_s(times: StepTimes, shares: Sequence[Share], num_rows: float) -> float:
+    network_s = {one.device.neuron: times.network_s(one.device.link, num_rows) for one in shares}
+    return links_s(shares, times.local_s(num_rows), network_s)

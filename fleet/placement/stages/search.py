@@ -1,0 +1,201 @@
+"""Searches the devices for the stages with the shortest step of one stream. Pure.
+
+    fastest first      cuda:0 ───────── cuda:1 ──────────── cpu
+    a set of devices   filled           filled              the rest: whole, or with experts apart
+
+A set is filled from its fastest device on, which also has the outer tensors; the last one takes
+the rest. Branch and bound over all sets: a branch whose layers would take longer than the best
+plan, even if links took no time, is cut. So another device never makes the best plan slower.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from operator import mul
+
+from fleet.placement.stages.candidates import Candidate, used_first
+from fleet.placement.stages.devices import StageDevice
+from fleet.placement.stages.layer_memory import LayerMemory
+from fleet.placement.stages.step_times import StepTimes
+
+MAX_NODES = 200
+"""After so many branches the best plan so far counts: it is within some links of the best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one device gets."""
+
+    device: StageDevice
+    num_layers: int
+    num_apart: int = 0
+    host: StageDevice | None = None
+    """Whose memory has the experts of those."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    shares: tuple[Share, ...]
+    """The first has the outer tensors."""
+    step_s: float
+
+
+class Bounds:
+    """What layers take at least on devices of a list, the fastest first, were links free."""
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        apart = (one.apart_s for one in candidates if one.host is not None)
+        self._apart_s = min(apart, default=None)
+        """A layer's with its experts in host memory; any number may be there."""
+        self._layer_s = [
+            one.layer_s
+            for one in candidates
+            if self._apart_s is None or one.layer_s <= self._apart_s
+        ]
+        most = [one.most for one in candidates[: len(self._layer_s)]]
+        self._layers = [0, *accumulate(most)]
+        self._seconds = [0.0, *accumulate(map(mul, most, self._layer_s))]
+
+    def least_s(self, at: int, left: int) -> tuple[float | None, float]:
+        """Of ``left`` layers on the devices from ``at`` on, and the slowest layer's; ``None``:
+        there is no room."""
+        at = min(at, len(self._layer_s))
+        end = min(bisect_left(self._layers, self._layers[at] + left), len(self._layer_s))
+        seconds = self._seconds[end] - self._seconds[at]
+        over = self._layers[end] - self._layers[at] - left
+        slowest_s = self._layer_s[end - 1] if end > at else 0.0
+        if over >= 0:
+            return seconds - over * slowest_s, slowest_s
+        if self._apart_s is None:
+            return None, slowest_s
+        return seconds - over * self._apart_s, self._apart_s
+
+
+class Search:
+    def __init__(
+        self, memory: LayerMemory, times: StepTimes, candidates: Sequence[Candidate]
+    ) -> None:
+        """``candidates``: as ``candidates_of`` sorts them."""
+        self._memory = memory
+        self._num_layers = len(memory.costs.layers)
+        self._candidates = list(candidates)
+        self._local_s = times.local_s(1)
+        by_link = {
+            link: times.network_s(link, 1) for link in {one.device.link for one in candidates}
+        }
+        self._network_s = {one.device.neuron: by_link[one.device.link] for one in candidates}
+        self._best: Found | None = None
+        self._num_nodes = 0
+        self._bounds = Bounds(self._candidates)
+        self._before: dict[str, str] = {}
+
+    def run(self, best: Found | None = None) -> Found | None:
+        """``best``: what has to be beaten. ``None``: nothing fits."""
+        self._best, self._num_nodes = best, 0
+        if not self._may_win(0, self._num_layers, 0.0, []):
+            return best
+        self._fill(self._candidates)
+        for own in self._by_neuron():
+            self._fill(own)
+        self._drop_slow()
+        self._before = used_first(self._candidates, self._network_s)
+        self._extend(0, self._num_layers, 0.0, [])
+        return self._best
+
+    def _fill(self, candidates: Sequence[Candidate]) -> None:
+        """Offers these, filled one after another."""
+        left, seconds, shares = self._num_layers, 0.0, list[Share]()
+        for one in candidates:
+            seconds, most = self._start(one, seconds, shares)
+            if left <= most:
+                self._offer([*shares, Share(one.device, left)], seconds + left * one.layer_s)
+                return
+            self._offer_apart(one, left, seconds, shares)
+            if most:
+                shares.append(Share(one.device, most))
+                seconds, left = seconds + most * one.layer_s, left - most
+
+    def _extend(self, index: int, left: int, seconds: float, shares: list[Share]) -> None:
+        """Adds one device from ``index`` on, and others after it, for the ``left`` layers.
+        ``seconds``: of the layers that have their place."""
+        neurons = {share.device.neuron for share in shares}
+        for at in range(index, len(self._candidates)):
+            self._num_nodes += 1
+            if self._num_nodes > MAX_NODES or not self._may_win(at, left, seconds, shares):
+                return
+            one = self._candidates[at]
+            neuron = one.device.neuron
+            if neuron not in neurons and self._before.get(neuron, neuron) not in {neuron, *neurons}:
+                continue
+            spent_s, most = self._start(one, seconds, shares)
+            if left <= most:
+                self._offer([*shares, Share(one.device, left)], spent_s + left * one.layer_s)
+                continue
+            self._offer_apart(one, left, spent_s, shares)
+            if most:
+                more = [*shares, Share(one.device, most)]
+                self._extend(at + 1, left - most, spent_s + most * one.layer_s, more)
+
+    def _start(self, one: Candidate, seconds: float, shares: Sequence[Share]) -> tuple[float, int]:
+        """The seconds with those of the outer tensors, and how many layers it has room for."""
+        return (seconds, one.most) if shares else (seconds + one.head_s, one.most_as_first)
+
+    def _offer_apart(
+        self, one: Candidate, left: int, seconds: float, shares: Sequence[Share]
+    ) -> None:
+        if one.host is None or any(share.device == one.host for share in shares):
+            return
+        if self._best is not None and seconds + left * one.least_s >= self._best.step_s:
+            return
+        apart = self._memory.num_apart(left, one.device, one.host, is_first=not shares)
+        if apart is not None:
+            seconds += (left - apart) * one.layer_s + apart * one.apart_s
+            self._offer([*shares, Share(one.device, left, apart, one.host)], seconds)
+
+    def _offer(self, shares: Sequence[Share], seconds: float) -> None:
+        seconds += links_s(shares, self._local_s, self._network_s)
+        if self._best is None or seconds < self._best.step_s:
+            self._best = Found(tuple(shares), seconds)
+
+    def _may_win(self, at: int, left: int, seconds: float, shares: Sequence[Share]) -> bool:
+        """Whether these layers could be done sooner than by the best plan; ``False`` also where the
+        devices from ``at`` on have no room for them."""
+        if self._best is not None and len(shares) > 1:
+            seconds += least_links_s(shares, self._local_s, self._network_s)
+        bound_s, _ = self._bounds.least_s(at, left)
+        return bound_s is not None and (self._best is None or seconds + bound_s < self._best.step_s)
+
+    def _drop_slow(self) -> None:
+        """Without the devices on which even one layer makes a plan slower than the best."""
+        least_s, slowest_s = self._bounds.least_s(0, self._num_layers)
+        if self._best is None or least_s is None:
+            return
+        head_s = min(one.head_s for one in self._candidates)
+        spare_s = self._best.step_s - least_s - head_s
+        self._candidates = [one for one in self._candidates if one.least_s - slowest_s <= spare_s]
+        self._bounds = Bounds(self._candidates)
+
+    def _by_neuron(self) -> Iterator[list[Candidate]]:
+        by_name = sorted(self._candidates, key=lambda one: one.device.neuron)  # stable: by speed
+        for _, own in groupby(by_name, key=lambda one: one.device.neuron):
+            yield list(own)
+
+
+def links_s(shares: Sequence[Share], local_s: float, network_s: dict[str, float]) -> float:
+    """One way between neighbours, and one from the last stage back to the first. Stages of one
+    neuron are neighbours."""
+    is_alone = len({share.device.neuron for share in shares}) == 1
+    answer_s = local_s if is_alone and len(shares) > 1 else 0.0
+    return answer_s + least_links_s(shares, local_s, network_s)
+
+
+def least_links_s(shares: Sequence[Share], local_s: float, network_s: dict[str, float]) -> float:
+    """The same without the way back within one host: never less with more stages."""
+    neurons = {share.device.neuron for share in shares}
+    seconds = (len(shares) - len(neurons)) * local_s
+    if len(neurons) > 1:
+        seconds += sum(network_s[name] for name in neurons)
+    return seconds

@@ -1,0 +1,99 @@
+"""How long a step takes on a device, from bytes read and numbers multiplied. Pure.
+
+A decode step reads a stage's weights once and each row's keys and values; whichever takes longer,
+reading or multiplying, decides. Every layer counts as the model's average one, so that predictions
+do not depend on which run of layers a stage gets.
+"""
+
+from __future__ import annotations
+
+from fleet.placement.stages.devices import APART_S, LAYER_S, LOCAL, Link, Speed, StageDevice
+from inference.loading.costs.model_costs import Kind, ModelCosts
+
+ROW_BYTES = 2
+"""Of each feature of a hidden row on its way: bfloat16."""
+CONTEXT_TOKENS = 512
+"""Whose keys and values each row reads."""
+
+
+class StepTimes:
+    """Of one model, for steps of any number of rows (one a sequence)."""
+
+    def __init__(self, costs: ModelCosts) -> None:
+        self._costs = costs
+        self._known: dict[tuple[Kind, Speed], tuple[float, float]] = {}
+        layers, number = costs.layers, len(costs.layers)
+        kinds: tuple[Kind, ...] = ("cpu", "cuda")
+        self._weight_bytes = {
+            kind: sum(layer.weight_bytes.on(kind) for layer in layers) / number for kind in kinds
+        }
+        self._expert_bytes = {
+            kind: sum(layer.expert_bytes.on(kind) for layer in layers) / number for kind in kinds
+        }
+        self._row_bytes = {
+            kind: sum(
+                CONTEXT_TOKENS * layer.kv_token_bytes.on(kind) + layer.state_bytes
+                for layer in layers
+            )
+            / number
+            for kind in kinds
+        }
+        self._weights = sum(layer.num_weights for layer in layers) / number
+        self._expert_weights = sum(layer.num_expert_weights for layer in layers) / number
+
+    def plan_s(self, device: StageDevice) -> tuple[float, float]:
+        """Seconds of one row: of a layer, and of the head."""
+        key = (device.kind, device.speed)
+        if key not in self._known:
+            self._known[key] = (self.layer_s(device, 1), self.head_s(device, 1))
+        return self._known[key]
+
+    def layer_s(self, device: StageDevice, num_rows: float) -> float:
+        """One layer that is whole on the device."""
+        return LAYER_S[device.kind] + _slower_s(
+            device.speed,
+            self._own_bytes(device.kind, num_rows) + self._read_experts(device.kind, num_rows),
+            num_rows * (self._weights + self._costs.active_share * self._expert_weights),
+        )
+
+    def apart_s(self, card: StageDevice, host: StageDevice, num_rows: float) -> float:
+        """One layer whose routed experts are in the host's memory."""
+        own_s = _slower_s(
+            card.speed, self._own_bytes(card.kind, num_rows), num_rows * self._weights
+        )
+        experts_s = _slower_s(
+            host.speed,
+            self._read_experts("cpu", num_rows),
+            num_rows * self._costs.active_share * self._expert_weights,
+        )
+        return LAYER_S[card.kind] + own_s + experts_s + APART_S
+
+    def head_s(self, device: StageDevice, num_rows: float) -> float:
+        return _slower_s(
+            device.speed,
+            self._costs.head_bytes.on(device.kind),
+            num_rows * self._costs.num_head_weights,
+        )
+
+    def local_s(self, num_rows: float) -> float:
+        """From one device of a host to another."""
+        return LOCAL.latency_s + self._hidden_bytes(num_rows) / LOCAL.bytes_per_s
+
+    def network_s(self, link: Link, num_rows: float) -> float:
+        """The part of a neuron of the ways to and from it: half of a way is the other end's."""
+        return link.latency_s + self._hidden_bytes(num_rows) / link.bytes_per_s
+
+    def _hidden_bytes(self, num_rows: float) -> float:
+        return num_rows * self._costs.hidden_size * ROW_BYTES
+
+    def _own_bytes(self, kind: Kind, num_rows: float) -> float:
+        return self._weight_bytes[kind] + num_rows * self._row_bytes[kind]
+
+    def _read_experts(self, kind: Kind, num_rows: float) -> float:
+        """Bytes of the experts that at least one row goes through, where rows choose evenly."""
+        untouched = float((1 - self._costs.active_share) ** num_rows)
+        return self._expert_bytes[kind] * (1 - untouched)
+
+
+def _slower_s(speed: Speed, num_bytes: float, num_products: float) -> float:
+    return max(num_bytes / speed.bytes_per_s, 2 * num_products / speed.flops_per_s)

@@ -1,0 +1,1 @@
+"""What a model's layers take of memory and time, from its config and file headers. No torch."""

@@ -1,0 +1,272 @@
+"""Plans of stages: named cases, and what holds for every model on every fleet."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.placement.stages import Link, StageDevice, StagePlan, StageRefusal, plan_stages
+from fleet.placement.stages.candidates import candidates_of
+from fleet.placement.stages.layer_memory import LayerMemory
+from fleet.placement.stages.planning import KV_TOKENS
+from fleet.placement.stages.search import Found, Search
+from fleet.placement.stages.step_times import StepTimes
+from inference.loading.costs.model_costs import KindBytes, LayerCost, ModelCosts
+from tests.fleet.placement.stages.stage_fleets import GB, both, dense, device, mixture
+
+FEW = settings(max_examples=20)
+LAPTOP = [device("laptop", "cpu", 14)]
+
+
+def planned(costs: ModelCosts, devices: list[StageDevice], **options: Any) -> StagePlan:
+    plan = plan_stages(costs, devices, **options)
+    assert isinstance(plan, StagePlan), plan.words
+    return plan
+
+
+def where(plan: StagePlan) -> list[tuple[str, str]]:
+    return [(stage.neuron, stage.device) for stage in plan.stages]
+
+
+def test_three_uneven_cards_hold_what_none_of_them_does() -> None:
+    box = [
+        device("box", "cuda:0", 24, gb_per_s=900),
+        device("box", "cuda:1", 12, gb_per_s=360),
+        device("box", "cuda:2", 8, gb_per_s=300),
+        device("box", "cpu", 64),
+    ]
+    plan = planned(dense(36), box)
+    assert where(plan) == [("box", "cuda:0"), ("box", "cuda:1"), ("box", "cuda:2")]
+    assert plan.num_blocks * 32 >= KV_TOKENS
+    # Each reads its own part of 34.2 GB at its own speed.
+    assert 1 / plan.step_s == plan.tokens_per_s
+    assert 34.2 / 900 < plan.step_s < 34.2 / 300
+    assert plan.tokens_per_s_of_many > 3 * plan.tokens_per_s
+
+
+def test_a_mixture_leaves_experts_to_the_hosts_memory() -> None:
+    box = [device("box", "cuda:0", 24, gb_per_s=900), device("box", "cpu", 64)]
+    plan = planned(mixture(60), box)
+    (stage,) = plan.stages
+    assert (stage.device, stage.num_layers) == ("cuda:0", 48)
+    assert 0 < stage.num_apart < 48
+    assert stage.weight_bytes + stage.host_bytes == pytest.approx(60 * GB, rel=1e-6)
+    (alone,) = planned(mixture(60), box[1:]).stages
+    assert (alone.device, alone.num_apart) == ("cpu", 0)
+    assert plan.tokens_per_s > planned(mixture(60), box[1:]).tokens_per_s
+
+
+def test_two_hosts_hold_what_neither_does() -> None:
+    hosts = [device(name, "cuda:0", 24, gb_per_s=900) for name in ("attic", "cellar")]
+    plan = planned(dense(40), hosts)
+    assert plan.neurons == ("attic", "cellar")
+    assert (plan.stages[0].first_layer, plan.stages[-1].last_layer) == (0, 48)
+    refused = plan_stages(dense(40), hosts, spread="host")
+    assert isinstance(refused, StageRefusal)
+    assert [room.neuron for room in refused.rooms] == ["attic"]
+    slow = [device(one.neuron, one.name, 24, link=Link(0.05, 1e8)) for one in hosts]
+    assert planned(dense(40), slow).step_s > plan.step_s + 0.09
+
+
+def test_a_laptop_computes_with_its_processors() -> None:
+    plan = planned(dense(4), LAPTOP)
+    assert where(plan) == [("laptop", "cpu")]
+    assert plan.where == "laptop cpu"
+
+
+def test_what_is_missing_comes_with_its_numbers() -> None:
+    refused = plan_stages(dense(100), [device("box", "cuda:0", 24), device("box", "cpu", 16)])
+    assert isinstance(refused, StageRefusal)
+    assert refused.needed_bytes == pytest.approx(100 * GB + 48 * 2048 * KV_TOKENS, rel=1e-6)
+    # Layers of 1.91 GB, and 10 GB around them on the card.
+    rooms = {(room.device, room.num_layers) for room in refused.rooms}
+    assert rooms == {("cuda:0", 6), ("cpu", 8)}
+    assert "cuda:0 of box has 24.0 GB free, for 6 layers" in refused.words
+    assert "64.9 GB are missing" in refused.words
+    nowhere = plan_stages(dense(1), [])
+    assert isinstance(nowhere, StageRefusal) and "no device takes loads" in nowhere.words
+
+
+def test_what_fits_on_a_card_is_not_split_and_goes_to_the_fastest() -> None:
+    cards = [
+        device("box", "cuda:0", 8, gb_per_s=2000),
+        device("box", "cuda:1", 24, gb_per_s=300),
+        device("box", "cuda:2", 48, gb_per_s=500),
+    ]
+    assert where(planned(dense(12), cards)) == [("box", "cuda:2")]
+    assert where(planned(dense(4), cards)) == [("box", "cuda:0")]
+
+
+def test_one_host_is_taken_over_several_and_cards_over_processors() -> None:
+    cards = [device(neuron, name, 24) for neuron, name in (("a", "cuda:0"), ("b", "cuda:0"))]
+    assert planned(dense(40), cards).neurons == ("a", "b")
+    assert planned(dense(40), [*cards, device("b", "cuda:1", 24)]).neurons == ("b",)
+    beside = [*cards, device("a", "cpu", 256), device("b", "cpu", 256)]
+    assert {stage.kind for stage in planned(dense(40), beside).stages} == {"cuda"}
+
+
+def test_the_smallest_stage_decides_how_many_blocks_there_are() -> None:
+    plan = planned(
+        dense(24, kv_token_bytes=16384), [device("a", "cuda:0", 33), device("b", "cuda:0", 9)]
+    )
+    left = [
+        (stage.free_bytes - stage.used_bytes) // (32 * 16384 * stage.num_layers)
+        for stage in plan.stages
+    ]
+    assert min(left) == 0
+    assert {stage.kv_bytes // stage.num_layers for stage in plan.stages} == {
+        plan.num_blocks * 32 * 16384
+    }
+
+
+def test_requests_in_flight_keep_like_stages_busy() -> None:
+    hosts = [device(name, "cuda:0", 24, link=Link(1e-6, 1e10)) for name in ("a", "b")]
+    plan = planned(dense(40), hosts)
+    # Two groups of 8 rows at work side by side; each stage's weights are read once a group.
+    assert plan.tokens_per_s_of_many > 1.8 * 8 * plan.tokens_per_s
+
+
+def is_whole_on_a_card(plan: StagePlan) -> bool:
+    first = plan.stages[0]
+    return len(plan.stages) == 1 and first.kind == "cuda" and first.num_apart == 0
+
+
+speeds = st.sampled_from([50, 300, 900, 2000])
+links = st.builds(
+    Link, st.sampled_from([0.0, 1e-5, 2e-4, 5e-3]), st.sampled_from([1e7, 1.25e8, 1e10])
+)
+
+
+@st.composite
+def fleets(draw: st.DrawFn, most: int = 6) -> list[StageDevice]:
+    """Of up to four neurons, each with processors or without."""
+    by_neuron = {name: draw(links) for name in "abcd"}
+    names = [(neuron, name) for neuron in "abcd" for name in ("cuda:0", "cuda:1", "cpu")]
+    chosen = draw(st.lists(st.sampled_from(names), min_size=1, max_size=most, unique=True))
+    return [
+        device(
+            neuron,
+            name,
+            draw(st.sampled_from([2, 6, 12, 24, 25, 48])),
+            gb_per_s=draw(speeds),
+            tera_flops=draw(st.sampled_from([1, 60])),
+            link=by_neuron[neuron],
+        )
+        for neuron, name in chosen
+    ]
+
+
+layers = st.builds(
+    LayerCost,
+    weight_bytes=st.builds(KindBytes, st.integers(GB // 10, GB), st.integers(GB // 10, GB)),
+    expert_bytes=st.one_of(st.just(KindBytes()), st.integers(GB, 3 * GB).map(both)),
+    num_weights=st.integers(GB // 10, GB),
+    num_expert_weights=st.just(GB),
+    kv_token_bytes=st.integers(0, 16384).map(both),
+    state_bytes=st.sampled_from([0, 10**7]),
+)
+models = st.builds(
+    ModelCosts,
+    layers=st.lists(layers, min_size=1, max_size=12).map(tuple),
+    outer_bytes=st.integers(0, 4 * GB).map(both),
+    head_bytes=st.integers(0, GB).map(both),
+    num_head_weights=st.just(GB // 2),
+    hidden_size=st.just(4096),
+    active_share=st.sampled_from([1.0, 0.25, 1 / 32]),
+    context_tokens=st.sampled_from([512, 32_768]),
+)
+
+
+@FEW
+@given(models, fleets())
+def test_no_device_is_given_more_than_it_has(costs: ModelCosts, devices: list[StageDevice]) -> None:
+    plan = plan_stages(costs, devices)
+    if isinstance(plan, StageRefusal):
+        return
+    free = {(one.neuron, one.name): one.free_bytes for one in devices}
+    used = dict.fromkeys(free, 0)
+    for stage in plan.stages:
+        used[stage.neuron, stage.device] += stage.used_bytes
+        if stage.host_bytes:
+            used[stage.neuron, "cpu"] += stage.host_bytes
+    assert all(used[one] <= free[one] for one in free)
+    assert len(where(plan)) == len(set(where(plan)))
+    # All layers, each once, in order.
+    assert [stage.first_layer for stage in plan.stages[1:]] == [
+        stage.last_layer for stage in plan.stages[:-1]
+    ]
+    assert plan.stages[0].first_layer == 0
+    assert plan.stages[-1].last_layer == len(costs.layers)
+    held = sum(stage.weight_bytes + stage.host_bytes for stage in plan.stages)
+    if {stage.kind for stage in plan.stages} == {"cuda"} and not any(
+        stage.num_apart for stage in plan.stages
+    ):
+        assert held == costs.weight_bytes.cuda
+    assert plan.kv_tokens >= KV_TOKENS // 32 * 32 or not any(
+        layer.kv_token_bytes.cpu for layer in costs.layers
+    )
+
+
+@FEW
+@given(models, fleets(), st.data())
+def test_another_device_never_makes_a_plan_slower(
+    costs: ModelCosts, devices: list[StageDevice], data: st.DataObject
+) -> None:
+    """Unless it is the first card that holds the whole model, which is not split then."""
+    less = data.draw(st.lists(st.sampled_from(devices), max_size=len(devices) - 1, unique=True))
+    before, after = plan_stages(costs, less), plan_stages(costs, devices)
+    if isinstance(before, StageRefusal):
+        return
+    assert isinstance(after, StagePlan)
+    if is_whole_on_a_card(after) and not is_whole_on_a_card(before):
+        return
+    assert after.step_s <= before.step_s * (1 + 1e-9)
+
+
+@FEW
+@given(models, fleets(), st.randoms())
+def test_the_order_of_devices_changes_nothing(
+    costs: ModelCosts, devices: list[StageDevice], random: Any
+) -> None:
+    shuffled = random.sample(devices, len(devices))
+    assert plan_stages(costs, shuffled) == plan_stages(costs, devices)
+
+
+@FEW
+@given(models, fleets(), st.sampled_from(["device", "host"]))
+def test_a_plan_lies_on_no_more_than_it_may(
+    costs: ModelCosts, devices: list[StageDevice], spread: Any
+) -> None:
+    plan, widest = plan_stages(costs, devices, spread=spread), plan_stages(costs, devices)
+    if isinstance(plan, StageRefusal):
+        return
+    assert len(plan.neurons) == 1
+    assert len(plan.stages) == 1 or spread == "host"
+    assert isinstance(widest, StagePlan)
+    assert widest.step_s <= plan.step_s * (1 + 1e-9)
+
+
+@FEW
+@given(models, fleets(most=5))
+def test_cutting_branches_loses_no_faster_plan(
+    costs: ModelCosts, devices: list[StageDevice]
+) -> None:
+    """Beside a search that fills every set of devices."""
+    memory, times = LayerMemory(costs, KV_TOKENS), StepTimes(costs)
+    candidates = candidates_of(memory, times, devices)
+    best: Found | None = None
+    for number in range(1, len(candidates) + 1):
+        for chosen in combinations(candidates, number):
+            filled = Search(memory, times, chosen)
+            filled._fill(chosen)
+            found = filled._best
+            if found is not None and (best is None or found.step_s < best.step_s):
+                best = found
+    searched = Search(memory, times, candidates).run()
+    assert (searched is None) == (best is None)
+    if searched is not None and best is not None:
+        assert searched.step_s == pytest.approx(best.step_s, rel=1e-9)
