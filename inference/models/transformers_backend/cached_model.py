@@ -13,13 +13,12 @@ import torch
 
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import PlainBackend
-from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.families.foreign_types import ROW_BY_ROW_TYPES
 from inference.models.layers.rope import POSITIONS_MULTIPLE, check_positions
-from inference.models.step_batch import batch_on
 from inference.models.step_input import StepInput
+from inference.models.to_device import all_on_device
 from inference.models.transformers_backend.hub_module import load_module, no_adapters
 from inference.models.transformers_backend.learning import accepted, learn, with_learnt
 from inference.models.transformers_backend.own_states import own_states_of
@@ -70,22 +69,28 @@ class CachedModel(PlainBackend):
     def forward(self, step: StepInput, kv: ModuleStorage) -> torch.Tensor:
         """Raises ``PositionError``."""
         check_positions(step.longest_context, self._num_positions)
-        batch = batch_on(self.device, step)
-        num_rows = len(batch.token_ids)
-        wanted = range(num_rows) if step.logit_rows is None else step.logit_rows.tolist()
+        step = step.with_all_ids()
+        arrays = [step.token_ids, step.positions, step.slots, step.block_table]
+        token_ids, positions, slots, block_table = all_on_device(arrays, self.device)
+        inputs = {"input_ids": token_ids, "position_ids": positions}
+        wanted = range(len(token_ids)) if step.logit_rows is None else step.logit_rows.tolist()
         logits = torch.empty(
             (len(wanted), self.config.vocab_size), dtype=torch.float32, device=self.device
         )
-        for rows in sequences_of(batch):
+        for rows in sequences_of(step, slots, block_table):
             places = [i for i, row in enumerate(wanted) if rows.first_row <= row < rows.last_row]
             kept = [wanted[place] - rows.first_row for place in places]
-            found = self._run(batch, rows, kept, kv)
+            found = self._run(inputs, rows, kept, kv)
             if places:
                 logits[places] = found.float()
         return logits
 
     def _run(
-        self, batch: Batch, rows: SequenceRows, kept: list[int], kv: ModuleStorage
+        self,
+        inputs: dict[str, torch.Tensor],
+        rows: SequenceRows,
+        kept: list[int],
+        kv: ModuleStorage,
     ) -> torch.Tensor:
         """The logits of those of the sequence's rows that are ``kept``."""
         cache = sequence_cache(self._learnt, kv, rows, self.dtype)
@@ -100,19 +105,18 @@ class CachedModel(PlainBackend):
                 for row in kept
                 if part.start <= row + rows.first_row < part.stop
             ]
-            parts.append(self._forward(batch, part, inner, cache))
+            parts.append(self._forward(inputs, part, inner, cache))
         cache.save_states()
         return torch.cat(parts)
 
     def _forward(
-        self, batch: Batch, part: slice, kept: list[int], cache: SequenceCache
+        self, inputs: dict[str, torch.Tensor], part: slice, kept: list[int], cache: SequenceCache
     ) -> torch.Tensor:
         keep: Any = torch.tensor(kept, dtype=torch.int64, device=self.device)
         arguments = accepted(
             self._module,
             {
-                "input_ids": batch.token_ids[None, part],
-                "position_ids": batch.positions[None, part],
+                **{name: rows[None, part] for name, rows in inputs.items()},
                 "use_cache": True,
                 "logits_to_keep": keep,
                 **self._own_states.arguments(self._module, cache, cache.own_states),

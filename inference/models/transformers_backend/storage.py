@@ -11,15 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch.nn.functional import pad
 
-from inference.models.batch import EMPTY_STATE, LONE_STATE, Batch
+from inference.models.batch import EMPTY_STATE, LONE_STATE
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.module_cache import OWN, ModuleCache, StateEntry, TokenEntry
 from inference.models.cache.paged_kv import LayerKV, PagedKV
 from inference.models.config import ModelConfig
+from inference.models.step_input import StepInput
 from inference.models.weights.untouched import untouched_zeros
 
 
@@ -115,7 +117,7 @@ class TokenTensors:
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
-    """Rows [first_row, last_row) of a batch: positions [start, end) of one sequence."""
+    """Rows [first_row, last_row) of a step: positions [start, end) of one sequence."""
 
     first_row: int
     last_row: int
@@ -130,40 +132,25 @@ class SequenceRows:
         return self.start + self.last_row - self.first_row
 
 
-def sequences_of(batch: Batch) -> Iterator[SequenceRows]:
-    """One after the other: those that decode, then the prompts."""
-    if batch.num_decodes:
-        yield from _decodes(batch)
-    for span in batch.spans:
-        yield SequenceRows(
-            span.first_row,
-            span.last_row,
-            span.start,
-            batch.slots[span.first_row : span.last_row],
-            span.block_ids,
-            span.state_read,
-            span.state_write,
-        )
-
-
-def _decodes(batch: Batch) -> Iterator[SequenceRows]:
-    """Host and device meet here: modules are told positions as numbers."""
-    num_rows = batch.num_decodes
-    positions = batch.positions[:num_rows].tolist()
+def sequences_of(
+    step: StepInput, slots: torch.Tensor, block_table: torch.Tensor
+) -> Iterator[SequenceRows]:
+    """One sequence after the other. ``slots`` and ``block_table`` are the step's, on the device."""
+    num_seqs = len(step.context_lens)
     reads, writes = (
-        [slot] * num_rows if slots is None else slots.tolist()
-        for slots, slot in ((batch.state_reads, EMPTY_STATE), (batch.state_writes, LONE_STATE))
+        [lone] * num_seqs if given is None else given.tolist()
+        for given, lone in ((step.state_reads, EMPTY_STATE), (step.state_writes, LONE_STATE))
     )
-    firsts = batch.first_decodes
-    for first, last in zip(firsts, (*firsts[1:], num_rows), strict=True):
+    ends = step.context_lens.tolist()
+    for index, (first_row, last_row) in enumerate(pairwise(step.query_start.tolist())):
         yield SequenceRows(
-            first,
-            last,
-            positions[first],
-            batch.slots[first:last],
-            batch.decode_blocks[last - 1],
-            reads[first],
-            writes[first],
+            first_row,
+            last_row,
+            ends[index] - (last_row - first_row),
+            slots[first_row:last_row],
+            block_table[index],
+            reads[index],
+            writes[index],
         )
 
 
