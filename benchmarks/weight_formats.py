@@ -23,6 +23,7 @@ from inference.models.native.build import load_library
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import Angles, NativeLayer, NativeNorm
 from inference.models.native.packing import (
+    CODEBOOK_FORMATS,
     GROUPED_FORMATS,
     SUPER_BLOCK_FORMATS,
     Format,
@@ -30,6 +31,7 @@ from inference.models.native.packing import (
     pack,
 )
 from inference.models.step_input import StepInput
+from inference.models.weights.codebook import Codebook, CodebookWeight
 from inference.models.weights.stored import (
     DenseWeight,
     GroupedWeight,
@@ -61,6 +63,9 @@ def random_weight(format: Format, out_features: int, in_features: int) -> Stored
     for (bits, has_minimums), grouped in GROUPED_FORMATS.items():
         if grouped is format:
             return _groups(bits, has_minimums, shape)
+    for (bits, group_features, has_supers), own in CODEBOOK_FORMATS.items():
+        if own is format:
+            return _codebook(bits, group_features, has_supers, shape)
     return _super_blocks(next(b for b, f in SUPER_BLOCK_FORMATS.items() if f is format), shape)
 
 
@@ -73,6 +78,23 @@ def _groups(bits: int, has_minimums: bool, shape: tuple[int, int]) -> GroupedWei
         codes=torch.randint(lowest, lowest + 2**bits, shape, dtype=dtype),
         scales=scales,
         minimums=-(2 ** (bits - 1)) * scales if has_minimums else None,
+    )
+
+
+def _codebook(
+    bits: int, group_features: int, has_supers: bool, shape: tuple[int, int]
+) -> CodebookWeight:
+    num_scales = (shape[0], shape[1] // group_features)
+    supers = (torch.rand(shape[0], shape[1] // 256) / 2**bits / 100).half()
+    return CodebookWeight(
+        codebook=Codebook(tuple(range(-(2 ** (bits - 1)), 2 ** (bits - 1)))),
+        codes=torch.randint(0, 2**bits, shape, dtype=torch.uint8),
+        scales=(
+            torch.randint(1, 16, num_scales, dtype=torch.int8)
+            if has_supers
+            else (torch.rand(num_scales) / 2**bits / 10).half()
+        ),
+        super_scales=supers if has_supers else None,
     )
 
 

@@ -14,13 +14,13 @@ from fleet.catalogue.quant_names import QUANTIZATION_OF_NAME
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 KNOWN = "q4k, q5k, q6k, q8_0, bf16, f16, f32"
 GGUF_SUFFIX = ".gguf"
-_QUANT_LIKE = re.compile(r"(?:^|[.\-_])((?:I|T)?Q\d[A-Z0-9_]*)$", re.IGNORECASE)
+_QUANT_LIKE = re.compile(r"(?:^|[.\-_])((?:I|T)?Q\d[A-Z0-9_]*|(?:MX|NV)FP4)$", re.IGNORECASE)
 _GGUF_QUANT = re.compile(
     r"Q[2-6]_?K(_?(S|M|L|XL))?|Q8_?K(_?XL)?|Q[458]_?[01](_\d)*|IQ1_?[SM]|IQ2_?(XXS|XS|S|M)"
-    r"|IQ3_?(XXS|XS|S|M)|IQ4_?(NL|XS)|TQ[12]_?0",
+    r"|IQ3_?(XXS|XS|S|M)|IQ4_?(NL|XS)|TQ[12]_?0|Q1_?0|(?:MX|NV)FP4",
     re.IGNORECASE,
 )
-KNOWN_OF_FILES = "Q2_K to Q6_K, Q4_0 to Q8_0, IQ1_S to IQ4_XS, TQ1_0, TQ2_0"
+KNOWN_OF_FILES = "Q2_K to Q6_K, Q4_0 to Q8_0, IQ1_S to IQ4_XS, TQ1_0, TQ2_0, Q1_0, MXFP4, NVFP4"
 
 
 def unknown_quant(quant: str, source: str) -> str | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from inference.models.cache.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.cache.layout import cache_layout
 from inference.models.config import ModelConfig
+from inference.models.families.gguf_types import GGUF_TYPES
 from inference.protocol.load_errors import DoesNotFitError
 
 SHORTEST_CONTEXT_TOKENS = 256
@@ -25,21 +26,11 @@ BYTES_PER_4_BIT_WEIGHT = 0.5 + 4 / 32
 """Code, and two 2-byte numbers per group of 32."""
 BYTES_PER_8_BIT_WEIGHT = 1 + 4 / 32
 NATIVE_BYTES_PER_WEIGHT = {
-    "Q4_0": 0.625,
-    "Q4_1": 0.625,
-    "Q5_0": 0.6875,
-    "Q5_1": 0.75,
-    "Q8_0": 1.0625,
+    **{type.name: type.cpu_bits / 8 for type in GGUF_TYPES if type.cpu_bits is not None},
     "INT4": 0.625,
     "INT8": 1.0625,
-    "MXFP4": 1.0625,
     "q5": 0.6875,
     "q6": 0.8125,
-    "Q2_K": 0.390625,
-    "Q3_K": 0.4453125,
-    "Q4_K": 0.578125,
-    "Q5_K": 0.703125,
-    "Q6_K": 0.8203125,
 }
 """As the native decoder packs them: ``inference/models/native/formats.h``."""
 CARD_BYTES_PER_WEIGHT = {

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from inference.loading.gguf.types import tensor_type
 from inference.protocol.load_errors import BadFileError, MissingFileError, shape_in_words
 
 MAGIC = b"GGUF"
@@ -182,11 +183,18 @@ class _Cursor:
             path=self._path,
             name=name,
             shape=sizes[::-1],  # GGUF lists the fastest dimension first
-            type=GGMLQuantizationType(self._scalar("I")),
+            type=self._type(name),
             offset=self._scalar("Q"),
         )
         self._check_blocks(info)
         return name, info
+
+    def _type(self, name: str) -> GGMLQuantizationType:
+        """Raises ``BadFileError``."""
+        try:
+            return tensor_type(self._scalar("I"))
+        except ValueError as error:
+            raise BadFileError(f"{self._path}: {name} is {error}") from None
 
     def _check_blocks(self, info: TensorInfo) -> None:
         """Raises ``BadFileError`` for a tensor without elements, or with a row that ends inside a

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from inference.loading.gguf import quants as gguf_quants
+from inference.loading.gguf.fields import Blocks
 from inference.loading.gguf.header import GGUFHeader, TensorInfo
-from inference.loading.gguf.quants import Blocks
+from inference.loading.gguf.types import unreadable_reason
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, ROPE_FREQUENCIES
 from inference.models.families.registry import family_of
@@ -63,11 +64,8 @@ class GGUFTensorFiles:
                 f"{info.path.name} holds the tensor {info.name}, which no "
                 f"{self._config.architecture} model here computes with"
             )
-        if info.type not in gguf_quants.READABLE_TYPES:
-            known = ", ".join(sorted(type.name for type in gguf_quants.READABLE_TYPES))
-            raise BadFileError(
-                f"{info.name} is stored as {info.type.name}, which is not read here; known: {known}"
-            )
+        if reason := unreadable_reason(info.type):
+            raise BadFileError(f"{info.path.name}: {info.name} is {reason}")
         return name
 
     @property

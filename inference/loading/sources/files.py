@@ -50,7 +50,7 @@ SAFETENSORS_NAME = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 MIN_PART = 4
 """A shorter part of a name is ignored."""
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
-_QUANT = re.compile(r"(?:^|[.\-_/])((?:I?Q\d[A-Z0-9_]*)|BF16|F16|FP16|F32)$")
+_QUANT = re.compile(r"(?:^|[.\-_/])((?:I|T)?Q\d[A-Z0-9_]*|(?:MX|NV)FP4|BF16|F16|FP16|F32)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

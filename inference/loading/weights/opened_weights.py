@@ -15,6 +15,7 @@ from inference.loading.weights.tensor_files import TensorFiles, fp8_weight
 from inference.models.families.predictor import PREDICTOR_HEAD
 from inference.models.layers.grouped_product import GroupedProduct, StackedProduct
 from inference.models.layers.linear import LinearFactory, StackedLinear
+from inference.models.weights.codebook import CodebookWeight
 from inference.models.weights.stored import (
     DenseWeight,
     ExpertWeight,
@@ -178,14 +179,17 @@ def _megabytes(num_bytes: int) -> str:
     return f" ({num_bytes / 1e6:.1f} MB)" if num_bytes else ""
 
 
-def _layout(stored: ExpertWeight) -> tuple[type, int, bool]:
+def _layout(stored: ExpertWeight) -> tuple[object, ...]:
     """What must agree for weights to be stacked."""
     if isinstance(stored, DenseWeight | Fp8Weight):
-        return type(stored), 0, False
+        return (type(stored),)
+    if isinstance(stored, CodebookWeight):
+        has_supers = stored.super_scales is not None
+        return type(stored), stored.codebook, stored.group_features, has_supers
     return type(stored), stored.bits, stored.minimums is not None
 
 
-def _layout_at(weights: Sequence[ExpertWeight], index: int) -> tuple[type, int, bool] | None:
+def _layout_at(weights: Sequence[ExpertWeight], index: int) -> tuple[object, ...] | None:
     return _layout(weights[index]) if index < len(weights) else None
 
 

@@ -36,7 +36,7 @@ InSitu = Literal["q4", "q5", "q6", "q8", "fp8"]
 DENSE_FORMATS = frozenset({"F32", "F16", "BF16", "F8_E4M3"})
 """fp8 is multiplied out as it is read, which leaves a dense weight."""
 SAME_AS: dict[str, InSitu] = {
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K", "INT4"), "q4"),
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "INT4"), "q4"),
     **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), "q5"),
     "Q6_K": "q6",
     **dict.fromkeys(("Q8_0", "INT8"), "q8"),

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
+from gguf.constants import GGML_QUANT_SIZES
 
 from inference.loading.preflight import FP8
 from inference.loading.weights.quantized_files import DENSE_FORMATS
@@ -17,7 +18,6 @@ from inference.models.parallel.cuts import Cut, RankCuts, check_groups, input_gr
 from inference.models.parallel.shares import RankShare, rank_share
 from inference.models.weights.stored import (
     GROUP_FEATURES,
-    SUPER_BLOCK_FEATURES,
     DenseWeight,
     StoredWeight,
     with_tensors,
@@ -117,4 +117,11 @@ _UNGROUPED = DENSE_FORMATS | {FP8}
 
 
 def _group(format: str) -> int:
-    return SUPER_BLOCK_FEATURES if format.endswith("_K") else GROUP_FEATURES
+    """Safetensors' formats have groups, and so have GGUF's that are smaller than a block of theirs
+    here."""
+    return max(GROUP_FEATURES, _BLOCK_FEATURES.get(format, GROUP_FEATURES))
+
+
+_BLOCK_FEATURES: dict[str, int] = {
+    type.name: features for type, (features, _) in GGML_QUANT_SIZES.items()
+}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from inference.models.layers.grouped_product import GroupedProduct
+from inference.models.weights.codebook import CodebookWeight
 from inference.models.weights.stored import GROUP_FEATURES, DenseWeight, ExpertWeight, written_out
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ class ExpertTrials:
         nothing."""
         if not isinstance(weight, DenseWeight) and weight.shape[1] % GROUP_FEATURES:
             return f"{weight.shape[1]} input features are not whole groups of {GROUP_FEATURES}"
+        if isinstance(weight, CodebookWeight):
+            return "no Triton kernel looks codes up in a table"
         key = type(weight), getattr(weight, "bits", 0), _has_minimums(weight), weight.shape
         if key not in self._reasons:
             self._reasons[key] = self._try(weight)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 from inference.models.cuda.timing import captured_ms
+from inference.models.weights.codebook import CodebookWeight
 from inference.models.weights.stored import GROUP_FEATURES, PackedWeight, with_tensors
 from inference.models.weights.weight_source import Linear
 
@@ -41,6 +42,8 @@ class PackedTrials:
         """Why this weight cannot stay packed, or ``None``. Raises nothing."""
         if weight.shape[1] % GROUP_FEATURES:
             return f"{weight.shape[1]} input features are not whole groups of {GROUP_FEATURES}"
+        if isinstance(weight, CodebookWeight):
+            return "no Triton kernel looks codes up in a table"
         has_minimums = weight.minimums is not None
         key = type(weight), weight.bits, has_minimums, weight.shape[1]
         if key not in self._reasons:

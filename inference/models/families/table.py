@@ -9,6 +9,7 @@ from inference.models.families.family import Family
 from inference.models.families.foreign import FOREIGN
 from inference.models.families.foreign_cached import CACHED
 from inference.models.families.foreign_types import ROW_BY_ROW_TYPES
+from inference.models.families.gguf_types import GGUF_TYPES, GGUFType
 from inference.models.families.registry import FAMILIES
 from inference.models.families.transformers_gguf import MODULES
 
@@ -64,6 +65,20 @@ transformers' own modules.
 |---|---|---|---|---|
 """
 
+TYPES_HEADER = """
+## GGUF's types
+
+A file may mix these types in any way, experts too. Of a type with a table the codes are looked up
+in the values that the format defines. On CPU the native decoder keeps every type packed, in as many
+bits a weight as the last column gives; no value changes. The IQ types of 1 to 3 bits store places
+in a grid of neighbours; in memory each weight has a code of its own, which takes more room and less
+time. On a card, and without a C++ compiler, the types with a table become dense. Other types are
+refused by name, with the nearest of these
+(`tests/inference/loading/gguf/test_quants.py`, `tests/inference/loading/test_packed_gguf.py`).
+
+| type | table | bits a weight in the file | on CPU |
+|---|---|---|---|
+"""
 
 FOREIGN_HEADER = """
 ## Transformers' own modules
@@ -121,7 +136,8 @@ def markdown(families: Iterable[Family] = FAMILIES) -> str:
     modules = "".join(
         f"{header}{fill(_code(sorted(names)), width=100)}\n" for header, names in lists if names
     )
-    return f"{HEADER}{rows}{modules}"
+    types = "".join(f"{_type_row(type)}\n" for type in GGUF_TYPES)
+    return f"{HEADER}{rows}{TYPES_HEADER}{types}{modules}"
 
 
 def _row(family: Family) -> str:
@@ -133,6 +149,12 @@ def _row(family: Family) -> str:
         "yes" if "vision" in family.features else "no",
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _type_row(type: GGUFType) -> str:
+    on_cpu = "float32" if type.cpu_bits is None else f"{type.cpu_bits:g}"
+    has_table = "yes" if type.is_table else "no"
+    return f"| {type.name} | {has_table} | {type.file_bits:g} | {on_cpu} |"
 
 
 def _code(names: Iterable[str]) -> str:

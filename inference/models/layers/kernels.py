@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import linear
 
 from inference.models.cache.kv_format import FP8_CAPABILITY
+from inference.models.weights.codebook import CodebookWeight
 from inference.models.weights.stored import (
     GROUP_FEATURES,
     GroupedWeight,
@@ -104,6 +105,8 @@ def as_grouped(stored: PackedWeight) -> GroupedWeight | None:
     """What the kernels here can hold: 4 bits with minimums, or up to 8 without; else ``None``."""
     if isinstance(stored, SuperBlockWeight):
         return stored.grouped() if stored.bits == 4 else None
+    if isinstance(stored, CodebookWeight):
+        return None
     return stored if stored.bits == 4 or stored.minimums is None else None
 
 

@@ -18,6 +18,9 @@
 
 namespace helexa {
 
+// In place of the largest code: bytes of either sign, -127..127.
+constexpr int kSignedBytes = -1;
+
 // The same four bytes in every lane.
 HELEXA_INLINE i32x16 repeat_bytes(const void* from) {
   int32_t word;
@@ -32,6 +35,11 @@ HELEXA_INLINE __m256i add_byte_products(__m256i total, __m256i factors, __m256i 
 #if defined(__AVXVNNI__)
   return _mm256_dpbusd_avx_epi32(total, factors, codes);
 #else
+  if constexpr (Largest == kSignedBytes) {
+    const __m256i signed_codes = _mm256_sign_epi8(codes, factors);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(factors), signed_codes);
+    return _mm256_add_epi32(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
   if constexpr (Largest < 128) {
     const __m256i pairs = _mm256_maddubs_epi16(factors, codes);
     return _mm256_add_epi32(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -45,13 +53,20 @@ HELEXA_INLINE __m256i add_byte_products(__m256i total, __m256i factors, __m256i 
 #endif
 
 // Sixteen dot products of four unsigned bytes, `Largest` at most, with four signed ones. Without an
-// instruction for them two products are added in 16 bits where 2 * Largest * 128 fits.
+// instruction for them two products are added in 16 bits where 2 * Largest * 128 fits; the first bytes
+// may have signs as well then (kSignedBytes), which move to the others.
 template <int Largest>
 HELEXA_INLINE i32x16 add_byte_products(i32x16 total, i32x16 unsigned_bytes, i32x16 signed_bytes) {
 #if defined(__AVX512VNNI__)
   return (i32x16)_mm512_dpbusd_epi32((__m512i)total, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
 #elif defined(__AVX512BW__)
   const __m512i sum = (__m512i)total, factors = (__m512i)unsigned_bytes, codes = (__m512i)signed_bytes;
+  if constexpr (Largest == kSignedBytes) {
+    const __mmask64 is_negative = _mm512_movepi8_mask(factors);
+    const __m512i moved = _mm512_mask_sub_epi8(codes, is_negative, _mm512_setzero_si512(), codes);
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(factors), moved);
+    return (i32x16)_mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+  }
   if constexpr (Largest < 128) {
     const __m512i pairs = _mm512_maddubs_epi16(factors, codes);
     return (i32x16)_mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));

@@ -5,8 +5,8 @@
 // input features, [32 g, 32 g + 32) for group g:
 //
 //   panel   block  block  block ...
-//   block   [scales][group]                         q4 q5_0 q5_1 q6 q8: one group
-//           [super-scales][[scales][group]] x 8     q2k q3k q4k q5k q6k: eight groups
+//   block   [scales][group]                         q4 q5_0 q5_1 q6 q8 t2 t4 t4h: one group
+//           [super-scales][[scales][group]] x 8     q2k q3k q4k q5k q6k t3k t4k: eight groups
 //   group   [plane] or [plane of the low bits][plane of the high bits]
 //
 //           bits of   weight =                                  scale and minimum,  bytes per
@@ -21,7 +21,15 @@
 //   q4k     4         (super * scale) * code + superm * minimum 32                  0.578125
 //   q5k     4 + 1     (super * scale) * code + superm * minimum 32                  0.703125
 //   q6k     4 + 2     (super * scale) * (code - 32)             16                  0.8203125
+//   t2      2         scale * unit * table[code]                32                  0.3125
+//   t4      4         scale * unit * table[code]                32                  0.5625
+//   t4h     4         scale * unit * table[code]                16                  0.625
+//   t3k     2 + 1     (super * scale) * unit * table[code]      16                  0.4453125
+//   t4k     4         (super * scale) * unit * table[code]      32                  0.5390625
 //   f32     [in_features x 16 floats], no blocks                                    4
+//
+// Table and unit are the weight's own (Codebook). A t2's values are -8..7, a t3k's -48..48, a t4h's
+// -16..15, others' -127..127.
 //
 // Scales, minimums and supers are sixteen float16 (supers: of 256 features), in the k formats scales
 // and minimums sixteen signed bytes, first all scales of the group, then all minimums.
@@ -37,7 +45,13 @@
 namespace helexa {
 
 enum Format : int32_t {
-  kF32, kQ4, kQ8, kQ5_0, kQ5_1, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K, kQ6
+  kF32, kQ4, kQ8, kQ5_0, kQ5_1, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K, kQ6, kT2, kT4, kT4H, kT3K, kT4K
+};
+
+// What the codes of a t format stand for.
+struct Codebook {
+  int8_t values[16];
+  float unit;
 };
 
 // Vector j of a plane's codes of four features each, moved up by `Shift` bits.
@@ -65,6 +79,44 @@ struct Head {
   f32x16 scale, minimum;
 };
 
+// How a format's codes and heads are read: as they lie, or through a table.
+template <int Bits>
+struct PlainCodes {
+  explicit PlainCodes(const Codebook&) {}
+  HELEXA_INLINE void unpack(const uint8_t* from, i32x16* codes) const {
+    unpack_codes<Bits>(from, codes);
+  }
+  HELEXA_INLINE Head scaled(const Head& head) const { return head; }
+};
+
+// Values come out with `Zero` added to them.
+template <int Bits, int Zero>
+class TableCodes {
+ public:
+  explicit TableCodes(const Codebook& book) : unit_(book.unit) {
+    uint8_t bytes[64];
+    for (int i = 0; i < 64; i++) bytes[i] = uint8_t(book.values[i % 16] + Zero);
+    table_ = load_words(bytes);
+  }
+  HELEXA_INLINE void unpack(const uint8_t* from, i32x16* codes) const {
+    unpack_codes<Bits>(from, codes);
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) codes[j] = look_up(table_, codes[j]);
+  }
+  HELEXA_INLINE Head scaled(const Head& head) const { return {head.scale * unit_, head.minimum * unit_}; }
+
+ private:
+  i32x16 table_;
+  float unit_;
+};
+
+// For values of any size: unsigned bytes for where an instruction multiplies them.
+#if defined(HELEXA_SHORT_SUMS)
+constexpr int kTableZero = 0, kTableLargest = kSignedBytes;
+#else
+constexpr int kTableZero = 128, kTableLargest = 255;
+#endif
+
 template <bool HasMinimum>
 HELEXA_INLINE Head load_head(const uint8_t* block) {
   if constexpr (HasMinimum) return {load_f16(block), load_f16(block + 32)};
@@ -74,9 +126,10 @@ HELEXA_INLINE Head load_head(const uint8_t* block) {
 // q4, q5_0, q5_1, q6, q8: the head has the scales of its one group.
 template <int Bits, bool HasMinimum>
 struct GroupFormat {
-  static constexpr int kBits = Bits, kParts = 1, kBlockGroups = 1;
-  static constexpr bool kMinimum = HasMinimum;
-  static constexpr int kZero = 1 << (Bits - 1);
+  using Codes = PlainCodes<Bits>;
+  static constexpr int kParts = 1, kBlockGroups = 1;
+  static constexpr bool kMinimum = HasMinimum, kShortScales = false, kHasTable = false;
+  static constexpr int kZero = 1 << (Bits - 1), kLargest = (1 << Bits) - 1;
   static constexpr int kHeadBytes = HasMinimum ? 64 : 32, kGroupBytes = 64 * Bits;
   static Head head(const uint8_t* block) { return load_head<HasMinimum>(block); }
   static const uint8_t* codes(const uint8_t* group) { return group; }
@@ -86,9 +139,11 @@ struct GroupFormat {
 // The k formats: one scale for each of `Parts` equal parts of a group.
 template <int Bits, int Parts, bool HasMinimum>
 struct SuperFormat {
-  static constexpr int kBits = Bits, kParts = Parts, kBlockGroups = 8;
-  static constexpr bool kMinimum = HasMinimum;
-  static constexpr int kZero = 1 << (Bits - 1);
+  using Codes = PlainCodes<Bits>;
+  static constexpr int kParts = Parts, kBlockGroups = 8;
+  static constexpr bool kMinimum = HasMinimum, kShortScales = Parts == 2 && !HasMinimum;
+  static constexpr bool kHasTable = false;
+  static constexpr int kZero = 1 << (Bits - 1), kLargest = (1 << Bits) - 1;
   static constexpr int kScaleBytes = kLanes * Parts * (HasMinimum ? 2 : 1);
   static constexpr int kHeadBytes = HasMinimum ? 64 : 32, kGroupBytes = kScaleBytes + 64 * Bits;
   static Head head(const uint8_t* block) { return load_head<HasMinimum>(block); }
@@ -105,6 +160,30 @@ struct SuperFormat {
   }
 };
 
+// t2, t4, t4h: `Parts` scales for the group, at the block's beginning.
+template <int Bits, int Parts, int Zero, int Largest>
+struct TableFormat {
+  using Codes = TableCodes<Bits, Zero>;
+  static constexpr int kParts = Parts, kBlockGroups = 1;
+  static constexpr bool kMinimum = false, kShortScales = false, kHasTable = true;
+  static constexpr int kZero = Zero, kLargest = Largest;
+  static constexpr int kHeadBytes = 32 * Parts, kGroupBytes = 64 * Bits;
+  // Where there are two scales the second is in place of a minimum.
+  static Head head(const uint8_t* block) { return load_head<Parts == 2>(block); }
+  static const uint8_t* codes(const uint8_t* group) { return group; }
+  HELEXA_INLINE static Head part(const Head& head, const uint8_t*, int part) {
+    return {part ? head.minimum : head.scale, f32x16{}};
+  }
+};
+
+// t3k, t4k: scales as those of the k formats.
+template <int Bits, int Parts, int Zero, int Largest>
+struct SuperTableFormat : SuperFormat<Bits, Parts, false> {
+  using Codes = TableCodes<Bits, Zero>;
+  static constexpr bool kShortScales = false, kHasTable = true;
+  static constexpr int kZero = Zero, kLargest = Largest;
+};
+
 // Calls `use` with the format's type. Inlined: a call would pass what `use` holds through memory.
 template <typename Use>
 HELEXA_INLINE void with_format(Format format, const Use& use) {
@@ -119,6 +198,11 @@ HELEXA_INLINE void with_format(Format format, const Use& use) {
     case kQ4K: return use(SuperFormat<4, 1, true>{});
     case kQ5K: return use(SuperFormat<5, 1, true>{});
     case kQ6K: return use(SuperFormat<6, 2, false>{});
+    case kT2: return use(TableFormat<2, 1, 8, 15>{});
+    case kT4: return use(TableFormat<4, 1, kTableZero, kTableLargest>{});
+    case kT4H: return use(TableFormat<4, 2, 16, 31>{});
+    case kT3K: return use(SuperTableFormat<3, 2, 48, 96>{});
+    case kT4K: return use(SuperTableFormat<4, 1, kTableZero, kTableLargest>{});
     case kF32: break;
   }
 }
@@ -130,16 +214,18 @@ constexpr int64_t panel_bytes(int num_groups) {
 
 // Weights of one output feature, `lane` of the panel at `block`.
 template <typename F>
-inline void read_row(const uint8_t* block, int num_groups, int lane, float* out) {
+inline void read_row(const uint8_t* block, const Codebook& book, int num_groups, int lane, float* out) {
+  const typename F::Codes reader(book);
   for (int first = 0; first < num_groups; first += F::kBlockGroups) {
-    const Head head = F::head(block);
+    const Head head = reader.scaled(F::head(block));
     block += F::kHeadBytes;
     for (int g = 0; g < F::kBlockGroups; g++, block += F::kGroupBytes, out += kGroup) {
       i32x16 codes[8];
-      unpack_codes<F::kBits>(F::codes(block), codes);
+      reader.unpack(F::codes(block), codes);
       for (int k = 0; k < kGroup; k++) {
         const Head part = F::part(head, block, k * F::kParts / kGroup);
-        const int code = codes[k / 4][lane] >> (8 * (k % 4)) & 255;
+        const int byte = codes[k / 4][lane] >> (8 * (k % 4)) & 255;
+        const int code = F::kLargest == kSignedBytes ? int8_t(byte) : byte;
         const int zero = F::kMinimum ? 0 : F::kZero;
         out[k] = part.scale[lane] * float(code - zero) + part.minimum[lane];
       }

@@ -17,6 +17,7 @@ struct Linear {
   int32_t out_features;
   const uint8_t* panels;
   const float* bias;  // null: none
+  Codebook codebook;
 
   int num_panels() const { return (out_features + kLanes - 1) / kLanes; }
   int num_groups() const { return in_features / kGroup; }
@@ -100,24 +101,25 @@ HELEXA_INLINE void add_minimums(f32x16 minimums, const TileGroup& group, f32x16*
 // order. Whoever is the first to read the panel `Fetches` it from memory; for others it is in a cache.
 // Not inlined: side by side in one function, the formats' loops would get each other's registers.
 template <typename F, int First, int Rows, bool Fetches>
-[[gnu::noinline]] void panel_packed(const uint8_t* block, int num_groups, const TileGroup* group,
-                                    f32x16* result) {
+[[gnu::noinline]] void panel_packed(const uint8_t* block, const Codebook& book, int num_groups,
+                                    const TileGroup* group, f32x16* result) {
   constexpr int kVectors = 8 / F::kParts, kDotZero = F::kParts == 1 ? F::kZero : 0;
-  constexpr int kLargest = (1 << F::kBits) - 1;
+  constexpr int kLargest = F::kLargest;
+  const typename F::Codes reader(book);
   f32x16 totals[Rows];
   [[maybe_unused]] f32x16 even_minimum{};  // where two groups are multiplied at once
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; r++) totals[r] = f32x16{};
   for (int at = 0; at < num_groups;) {
-    const Head head = F::head(block);
+    const Head head = reader.scaled(F::head(block));
     block += F::kHeadBytes;
     for (int g = 0; g < F::kBlockGroups; g++, at++, block += F::kGroupBytes, group++) {
       if constexpr (Fetches)
         prefetch<F::kGroupBytes + F::kHeadBytes / F::kBlockGroups>(block + kPrefetchBytes);
       i32x16 codes[8];
-      unpack_codes<F::kBits>(F::codes(block), codes);
+      reader.unpack(F::codes(block), codes);
 #if defined(HELEXA_SHORT_SUMS)
-      if constexpr (F::kParts == 2 && !F::kMinimum) {
+      if constexpr (F::kShortScales) {
         const i32x16 scales[] = {F::short_scales(block, 0), F::short_scales(block, 1)};
         i32x16 dots[Rows];
         dot_scaled_group<First, Rows, kLargest, F::kZero>(codes, scales, *group, dots);
@@ -205,7 +207,9 @@ inline void tile_of(const Linear& w, int panel, const Activations& x, int row, i
   if (!w.reads_codes()) panel_f32<Rows>(w, panel, x, row, result);
   with_format(w.format, [&]<typename F>(F) {
     const uint8_t* block = w.panels + panel * panel_bytes<F>(w.num_groups());
-    panel_packed<F, First, Rows, Fetches>(block, w.num_groups(), x.tile(row), result);
+    // Asking for what is there costs a format with a table little, and a copy of its loop much.
+    constexpr bool kFetches = Fetches || F::kHasTable;
+    panel_packed<F, First, Rows, kFetches>(block, w.codebook, w.num_groups(), x.tile(row), result);
   });
   for (int r = 0; r < count; r++) write_panel(w, panel, result[r], out.at(row + r), add);
 }

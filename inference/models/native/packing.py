@@ -9,6 +9,7 @@ from enum import IntEnum
 import torch
 from torch.nn.functional import pad
 
+from inference.models.weights.codebook import HALF_GROUP_FEATURES, Codebook, CodebookWeight
 from inference.models.weights.stored import (
     GROUP_FEATURES,
     DenseWeight,
@@ -34,6 +35,11 @@ class Format(IntEnum):
     Q5_K = 8
     Q6_K = 9
     Q6 = 10
+    T2 = 11
+    T4 = 12
+    T4H = 13
+    T3K = 14
+    T4K = 15
 
 
 GROUPED_FORMATS = {
@@ -53,6 +59,18 @@ SUPER_BLOCK_FORMATS = {
     6: Format.Q6_K,
 }
 
+CODEBOOK_FORMATS = {
+    (2, GROUP_FEATURES, False): Format.T2,
+    (4, GROUP_FEATURES, False): Format.T4,
+    (4, HALF_GROUP_FEATURES, False): Format.T4H,
+    (3, HALF_GROUP_FEATURES, True): Format.T3K,
+    (4, GROUP_FEATURES, True): Format.T4K,
+}
+"""By bits, features of a scale, and whether there are super-scales."""
+
+VALUE_RANGES = {Format.T2: (-8, 7), Format.T4H: (-16, 15), Format.T3K: (-48, 48)}
+"""Of a codebook; of other formats it is that of all codebooks."""
+
 PLANE_BITS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """How codes are cut into planes, low bits first."""
 
@@ -66,6 +84,7 @@ class PackedLinear:
     out_features: int
     panels: torch.Tensor
     bias: torch.Tensor | None = None
+    codebook: Codebook | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -119,6 +138,7 @@ def pack(stored: StoredWeight, library: ctypes.CDLL | None = None) -> PackedLine
         out_features=out_features,
         panels=panels,
         bias=None if stored.bias is None else stored.bias.float().contiguous(),
+        codebook=stored.codebook if isinstance(stored, CodebookWeight) else None,
     )
 
 
@@ -127,7 +147,17 @@ def _format(stored: StoredWeight) -> Format:
         return Format.F32
     if isinstance(stored, SuperBlockWeight):
         return SUPER_BLOCK_FORMATS[stored.bits]
+    if isinstance(stored, CodebookWeight):
+        return _codebook_format(stored)
     return GROUPED_FORMATS[stored.bits, stored.minimums is not None]
+
+
+def _codebook_format(stored: CodebookWeight) -> Format:
+    has_supers = stored.super_scales is not None
+    format = CODEBOOK_FORMATS[stored.bits, stored.group_features, has_supers]
+    least, most = VALUE_RANGES.get(format, (-127, 127))
+    assert all(least <= value <= most for value in stored.codebook.values)
+    return format
 
 
 def _parts(stored: PackedWeight) -> _Parts:
@@ -135,6 +165,9 @@ def _parts(stored: PackedWeight) -> _Parts:
     if isinstance(stored, SuperBlockWeight):
         heads = _given(stored.super_scales, stored.super_minimums)
         smalls, added = _given(stored.scales, stored.minimums), 0
+    elif isinstance(stored, CodebookWeight):
+        heads, smalls = _codebook_scales(stored)
+        added = 0
     else:
         heads, smalls = _given(stored.scales, stored.minimums), []
         added = 0 if stored.minimums is not None else 2 ** (stored.bits - 1)
@@ -145,6 +178,14 @@ def _parts(stored: PackedWeight) -> _Parts:
         [head.to(torch.float16).contiguous() for head in heads],
         [small.contiguous() for small in smalls],
     )
+
+
+def _codebook_scales(stored: CodebookWeight) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Where a group has two scales, its head has the first ones and then the second ones."""
+    if stored.super_scales is not None:
+        return [stored.super_scales], [stored.scales]
+    per_group = GROUP_FEATURES // stored.group_features
+    return [stored.scales[:, part::per_group] for part in range(per_group)], []
 
 
 def _given(*tensors: torch.Tensor | None) -> list[torch.Tensor]:

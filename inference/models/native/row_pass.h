@@ -205,7 +205,7 @@ class RowPass {
     }
     with_format(table.format, [&]<typename F>(F) {
       const uint8_t* block = table.panels + panel * panel_bytes<F>(table.num_groups());
-      read_row<F>(block, table.num_groups(), lane, out);
+      read_row<F>(block, table.codebook, table.num_groups(), lane, out);
     });
   }
 

@@ -19,6 +19,23 @@ HELEXA_INLINE f32x16 to_float(i32x16 value) {
 #endif
 }
 
+// Each byte of `places`, under 16, becomes the byte of `table` at that place; every sixteen bytes of
+// `table` are the same.
+HELEXA_INLINE i32x16 look_up(i32x16 table, i32x16 places) {
+#if defined(__AVX512BW__)
+  return (i32x16)_mm512_shuffle_epi8((__m512i)table, (__m512i)places);
+#elif defined(HELEXA_TWO_HALVES)
+  return {(i32x16::Half)_mm256_shuffle_epi8((__m256i)table.low, (__m256i)places.low),
+          (i32x16::Half)_mm256_shuffle_epi8((__m256i)table.high, (__m256i)places.high)};
+#else
+  uint8_t values[64], bytes[64];
+  store_vector(values, table);
+  store_vector(bytes, places);
+  for (uint8_t& byte : bytes) byte = values[byte];
+  return load_words(bytes);
+#endif
+}
+
 // Nearest whole number, ties to even, for |value| under 2**22.
 HELEXA_INLINE i32x16 round_to_int(f32x16 value) {
   const f32x16 magic = splat(12582912.0f);  // 1.5 * 2**23: adding it leaves no fraction bits

@@ -26,6 +26,8 @@ class CLinear(ctypes.Structure):
         ("out_features", ctypes.c_int32),
         ("panels", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
+        ("values", ctypes.c_int8 * 16),
+        ("unit", ctypes.c_float),
     ]
 
 
@@ -226,6 +228,8 @@ def linear_struct(packed: PackedLinear) -> CLinear:
         out_features=packed.out_features,
         panels=packed.panels.data_ptr(),
         bias=pointer(packed.bias, torch.float32),
+        values=() if packed.codebook is None else packed.codebook.values,
+        unit=0.0 if packed.codebook is None else packed.codebook.unit,
     )
 
 
@@ -233,7 +237,7 @@ def _features_multiple(format: Format) -> int:
     """The C side reads whole groups, or whole super-blocks."""
     if format is Format.F32:
         return 1
-    is_super = format in SUPER_BLOCK_FORMATS.values()
+    is_super = format in (*SUPER_BLOCK_FORMATS.values(), Format.T3K, Format.T4K)
     return SUPER_BLOCK_FEATURES if is_super else GROUP_FEATURES
 
 

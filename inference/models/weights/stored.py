@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from inference.models.weights.codebook import CodebookWeight
+
 GROUP_FEATURES = 32
 SUPER_BLOCK_FEATURES = 256
 TWICE_THE_MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -159,7 +161,7 @@ class Fp8Weight:
         return self.codes.float() * self.group_scales(1)
 
 
-PackedWeight = GroupedWeight | SuperBlockWeight
+PackedWeight = GroupedWeight | SuperBlockWeight | CodebookWeight
 StoredWeight = DenseWeight | PackedWeight
 ExpertWeight = StoredWeight | Fp8Weight
 """What an expert's projection may be held as; other products take fp8 multiplied out."""

@@ -66,7 +66,7 @@ HUB = '[[models]]\nid = "Qwen/Qwen3-8B{gguf}"\nquant = "{quant}"'
 
 
 @pytest.mark.parametrize("gguf", ["", "-GGUF"])
-@pytest.mark.parametrize("quant", ["q9z", "q4kk", "IQ4", "UD-Q7_K_M", "q1_0"])
+@pytest.mark.parametrize("quant", ["q9z", "q4kk", "IQ4", "UD-Q7_K_M", "q1_2"])
 def test_quant_of_no_known_name_is_refused(gguf: str, quant: str) -> None:
     (problem,) = problems(HUB.format(gguf=gguf, quant=quant))
     assert (problem.line, problem.key) == (3, "quant")

@@ -13,6 +13,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from inference.loading.gguf import quants
+
 NUM_LAYERS = 2
 NUM_HEADS = 4
 NUM_KV_HEADS = 2
@@ -63,10 +65,17 @@ SCALE_FIELDS = {
     "Q4_K": (0, 4),
     "Q5_K": (0, 4),
     "Q6_K": (208, 210),
+    "TQ1_0": (52, 54),
+    "TQ2_0": (64, 66),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0, 2)),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "Q1_0"), (0, 2)),
 }
-"""Where a K block holds its float16 scales; gguf cannot quantise these formats, only read them."""
+"""Where a block holds its float16 scales; gguf cannot quantise most of these types, only read
+them."""
+SPREAD_SCALES = ("IQ1_M", "NVFP4")
+"""Types whose scales lie otherwise."""
 
-K_BLOCK_VALUE = 0.04
+RANDOM_VALUE = 0.04
 """Root mean square of random weights in these formats."""
 
 
@@ -156,27 +165,44 @@ def _add_tensor(
     if type == GGMLQuantizationType.F32:
         writer.add_tensor(gguf_name(name, architecture), values)
         return
-    if type.name in SCALE_FIELDS:
-        blocks = random_k_blocks(np.random.default_rng(len(name)), type, *values.shape)
+    if type.name in SCALE_FIELDS or type.name in SPREAD_SCALES:
+        blocks = random_blocks(np.random.default_rng(len(name)), type, *values.shape)
     else:
         blocks = gguf.quantize(values, type)
     writer.add_tensor(gguf_name(name, architecture), blocks, raw_dtype=type)
 
 
-def random_k_blocks(
+def random_blocks(
     generator: np.random.Generator, type: GGMLQuantizationType, num_rows: int, num_features: int
 ) -> np.ndarray:
     """Any codes, and scales that keep the values about as large as a model's."""
     block_features, block_bytes = GGML_QUANT_SIZES[type]
     num_blocks = num_features // block_features
     blocks = generator.integers(0, 256, (num_rows, num_blocks, block_bytes), dtype=np.uint8)
-    first, last = SCALE_FIELDS[type.name]
-    scales = generator.uniform(0.5, 1.5, (num_rows, num_blocks, (last - first) // 2))
-    blocks[:, :, first:last] = scales.astype(np.float16).view(np.uint8)
-    size = np.sqrt(np.square(gguf.dequantize(blocks, type)).mean())
-    scales *= K_BLOCK_VALUE / size
-    blocks[:, :, first:last] = scales.astype(np.float16).view(np.uint8)
+    if type.name == "NVFP4":
+        blocks[:, :, :4] &= 0x0F  # up to 2**-6, in numbers of up to 6
+        return blocks.reshape(num_rows, -1)
+    num_scales = 1
+    if type.name in SCALE_FIELDS:
+        first, last = SCALE_FIELDS[type.name]
+        num_scales = (last - first) // 2
+    scales = generator.uniform(0.5, 1.5, (num_rows, num_blocks, num_scales))
+    _set_scales(blocks, type, scales)
+    values = quants.stored(blocks.reshape(num_rows, -1), type).dequantize().numpy()
+    scales *= RANDOM_VALUE / np.sqrt(np.square(values).mean())
+    _set_scales(blocks, type, scales)
     return blocks.reshape(num_rows, -1)
+
+
+def _set_scales(blocks: np.ndarray, type: GGMLQuantizationType, scales: np.ndarray) -> None:
+    halves = scales.astype(np.float16)
+    if type.name == "IQ1_M":  # four bits of it on top of each of four words
+        words = blocks[:, :, 48:].view(np.uint16)
+        words &= 0x0FFF
+        words |= halves.view(np.uint16) >> np.array([0, 4, 8, 12], np.uint16) << 12
+        return
+    first, last = SCALE_FIELDS[type.name]
+    blocks[:, :, first:last] = halves.view(np.uint8)
 
 
 GLM_NAMES = {"post_attention_layernorm": "post_attention_norm"}

@@ -44,6 +44,12 @@ MIXES = {
     "Q3_K_M": ("Q3_K", "Q5_K", "Q6_K"),
     "Q5_0": ("Q5_0", "Q5_1", "Q8_0"),
     "Q4_1": ("Q4_1", "Q4_0", "Q8_0"),
+    "IQ4_XS": ("IQ4_XS", "IQ4_NL", "Q6_K"),
+    "IQ3_M": ("IQ3_S", "IQ3_XXS", "IQ3_S"),
+    "IQ2_M": ("IQ2_XS", "IQ2_S", "IQ2_XXS"),
+    "IQ1_M": ("IQ1_S", "IQ1_M", "Q2_K"),
+    "TQ1_0": ("TQ1_0", "TQ2_0", "Q4_K"),
+    "NVFP4": ("NVFP4", "MXFP4", "Q8_0"),
 }
 """Formats of most projections; of v_proj and down_proj; of the table, which is the head as well."""
 

@@ -14,12 +14,14 @@ from inference.models.layers.experts_config import ExpertsConfig
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import Angles, NativeExperts, NativeLayer, NativeNorm
 from inference.models.native.packing import (
+    CODEBOOK_FORMATS,
     GROUPED_FORMATS,
     SUPER_BLOCK_FORMATS,
     Format,
     PackedLinear,
     pack,
 )
+from inference.models.weights.codebook import Codebook, CodebookWeight
 from inference.models.weights.stored import (
     DenseWeight,
     GroupedWeight,
@@ -49,7 +51,39 @@ def stored_as(format: Format, out_features: int, in_features: int, seed: int) ->
     generator = torch.Generator().manual_seed(seed)
     if format in SUPER_BLOCK_FORMATS.values():
         return _super_blocks(format, out_features, in_features, generator)
+    if format in CODEBOOKS:
+        return _codebook(format, out_features, in_features, generator)
     return _groups(format, out_features, in_features, generator)
+
+
+CODEBOOKS = {
+    Format.T2: Codebook((-8, 0, 2, 7)),
+    Format.T4: Codebook((-127, *range(-100, 96, 15), 127)),
+    Format.T4H: Codebook(tuple(range(-16, 16, 2)), 0.5),
+    Format.T3K: Codebook((-48, -25, -8, 0, 1, 9, 30, 48), 0.125),
+    Format.T4K: Codebook((-127, *range(-100, 96, 15), 127), 0.25),
+}
+"""Values as large as the formats take them."""
+
+
+def _codebook(
+    format: Format, out_features: int, in_features: int, generator: torch.Generator
+) -> CodebookWeight:
+    bits, group, has_supers = next(k for k, value in CODEBOOK_FORMATS.items() if value is format)
+    codebook, shape = CODEBOOKS[format], (out_features, in_features)
+    size = 0.1 / max(codebook.values) / codebook.unit
+    scales = torch.rand(out_features, in_features // group, generator=generator) + 0.5
+    supers = None
+    if has_supers:
+        scales = torch.randint(-32, 32, scales.shape, generator=generator, dtype=torch.int8)
+        supers = torch.rand(out_features, in_features // 256, generator=generator) + 0.5
+        supers = (supers * size / 16).half()
+    return CodebookWeight(
+        codebook=codebook,
+        codes=torch.randint(0, 2**bits, shape, generator=generator, dtype=torch.uint8),
+        scales=scales if has_supers else (scales * size).half(),
+        super_scales=supers,
+    )
 
 
 def _groups(

@@ -128,7 +128,8 @@ CHANGES: list[tuple[str, Callable[[EditableGGUF], None], str]] = [
     ("an axis too long", sized(2**63, 2**63), "ends before its tensor"),
     ("no whole block", lambda f: (typed(2)(f), sized(48, 96)(f)), "whole blocks of 32"),
     ("another type", typed(999), "999 is not a valid"),
-    ("a type that was removed", typed(4), "4 is not a valid"),
+    ("a type that was removed", typed(33), "stored as Q4_0_8_8, a type that GGUF no longer has"),
+    ("its nearest", typed(33), "the nearest that is read here is Q4_0"),
     ("alignment", lambda f: f.set("general.alignment", 0), "alignment 0"),
 ]
 

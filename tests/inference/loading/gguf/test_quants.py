@@ -2,35 +2,61 @@
 
 from __future__ import annotations
 
+import builtins
 from pathlib import Path
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from inference.loading.gguf import quants as gguf_quants
 from inference.loading.gguf.header import read_header
+from inference.loading.gguf.types import QUANTISED_TYPES, READABLE_TYPES
 from inference.loading.preflight import NATIVE_BYTES_PER_WEIGHT
+from inference.models.families.gguf_types import GGUF_TYPES
+from inference.models.weights.codebook import CodebookWeight
 from inference.models.weights.stored import DenseWeight, GroupedWeight, SuperBlockWeight
-from tests.inference.loading.conftest import random_k_blocks
+from tests.inference.loading.conftest import random_blocks
 
 NUM_ROWS, NUM_FEATURES = 6, 512
 
 GROUPED_BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "MXFP4": 8}
 SUPER_BLOCK_BITS = {"Q2_K": 2, "Q3_K": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
-MOST_BYTES = {"Q4_0": 1.12, "Q2_K": 1.2, "MXFP4": 2.0}
-"""Packed, times the file's: Q4_0 gets a minimum, Q2_K whole bytes for its 4-bit scales, and MXFP4
-eight bits for its four."""
+CODEBOOK_BITS = {
+    **dict.fromkeys(("TQ1_0", "TQ2_0", "Q1_0"), 2),
+    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S"), 3),
+    **dict.fromkeys(("IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "NVFP4"), 4),
+}
+MOST_BYTES = {
+    "Q4_0": 1.12,
+    "Q2_K": 1.2,
+    "MXFP4": 2.0,
+    "NVFP4": 1.12,
+    "IQ1_S": 2.3,
+    "IQ1_M": 2.1,
+    "IQ2_XXS": 1.75,
+    "IQ2_XS": 1.6,
+    "IQ2_S": 1.4,
+    "IQ3_XXS": 1.42,
+    "IQ3_S": 1.26,
+    "TQ1_0": 1.5,
+    "TQ2_0": 1.25,
+    "Q1_0": 2.3,
+}
+"""Packed, times the file's: Q4_0 gets a minimum, Q2_K whole bytes for its 4-bit scales, MXFP4 eight
+bits for its four, NVFP4 float16 for its scales of 8 bits; an IQ type's places in a grid and signs
+become a code for each value, and ternary digits two bits."""
 MOST_BYTES_OF_OTHERS = 1.04
 
 
 def write_blocks(path: Path, type: GGMLQuantizationType) -> np.ndarray:
     """Returns what gguf reads back: float32 (rows, features)."""
     generator = np.random.default_rng(5)
-    if type.name in SUPER_BLOCK_BITS:
-        blocks = random_k_blocks(generator, type, NUM_ROWS, NUM_FEATURES)
+    if type.name in SUPER_BLOCK_BITS or type.name in CODEBOOK_BITS:
+        blocks = random_blocks(generator, type, NUM_ROWS, NUM_FEATURES)
     else:
         values = generator.normal(size=(NUM_ROWS, NUM_FEATURES)).astype(np.float32)
         blocks = gguf.quantize(values, type)
@@ -40,11 +66,21 @@ def write_blocks(path: Path, type: GGMLQuantizationType) -> np.ndarray:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    dequantized: np.ndarray = gguf.dequantize(blocks, type)
-    return dequantized
+    return dequantized(blocks, type)
 
 
-@pytest.mark.parametrize("type", sorted(gguf_quants.READABLE_TYPES), ids=lambda type: type.name)
+def dequantized(blocks: np.ndarray, type: GGMLQuantizationType) -> npt.NDArray[np.float32]:
+    """As gguf does it, which does not read Q1_0: a float16, and a bit for each of 128 signs."""
+    if type.name == "Q1_0":
+        split = blocks.reshape(len(blocks), -1, 18)
+        scales = np.ascontiguousarray(split[:, :, :2]).view(np.float16).astype(np.float32)
+        bits = np.unpackbits(split[:, :, 2:], axis=2, bitorder="little")
+        return np.where(bits == 1, scales, -scales).reshape(len(blocks), -1)
+    values: npt.NDArray[np.float32] = gguf.dequantize(blocks, type)
+    return values
+
+
+@pytest.mark.parametrize("type", sorted(READABLE_TYPES), ids=lambda type: type.name)
 def test_every_format_equals_ggufs_own_values(tmp_path: Path, type: GGMLQuantizationType) -> None:
     expected = torch.from_numpy(write_blocks(tmp_path / "x.gguf", type))
     info = read_header(tmp_path / "x.gguf").tensors["blk.0.ffn_up.weight"]
@@ -59,16 +95,54 @@ def test_every_format_equals_ggufs_own_values(tmp_path: Path, type: GGMLQuantiza
         assert type.name in ("F32", "F16", "BF16")
         assert torch.equal(stored.weight.float(), expected)
         return
-    is_grouped = isinstance(stored, GroupedWeight)
-    assert stored.bits == (GROUPED_BITS if is_grouped else SUPER_BLOCK_BITS)[type.name]
+    bits = {GroupedWeight: GROUPED_BITS, SuperBlockWeight: SUPER_BLOCK_BITS}
+    assert stored.bits == bits.get(builtins.type(stored), CODEBOOK_BITS)[type.name]
     assert torch.equal(stored.dequantize(), expected)
+    declared = next(found for found in GGUF_TYPES if found.name == type.name)
+    assert declared.file_bits == 8 * GGML_QUANT_SIZES[type][1] / GGML_QUANT_SIZES[type][0]
+    assert declared.is_table == isinstance(stored, CodebookWeight)
     assert stored.packed_bytes == NATIVE_BYTES_PER_WEIGHT[type.name] * NUM_ROWS * NUM_FEATURES
     assert stored.packed_bytes <= MOST_BYTES.get(type.name, MOST_BYTES_OF_OTHERS) * rows.size
 
 
+EXTREMES = (0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x3C00, 0x7BFF, 0xFBFF, 0x7C00, 0x7E00)
+"""As float16: zeros, numbers below the smallest normal one, the largest, infinity, no number."""
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("type", sorted(QUANTISED_TYPES), ids=lambda type: type.name)
+def test_any_bits_mean_what_they_mean_to_gguf(type: GGMLQuantizationType) -> None:
+    """Random blocks, blocks of equal bytes, and scales at the ends of float16's range."""
+    block_features, block_bytes = GGML_QUANT_SIZES[type]
+    generator = np.random.default_rng(7)
+    blocks = generator.integers(0, 256, (64, 1024 // block_features, block_bytes), dtype=np.uint8)
+    for row, byte in enumerate((0x00, 0xFF, 0x80, 0x7F)):
+        blocks[row] = byte
+    for row, half in enumerate(EXTREMES, start=8):
+        for at in (0, 2, block_bytes - 4, block_bytes - 2):
+            blocks[row, :, at : at + 2] = (half & 255, half >> 8)
+    rows = blocks.reshape(64, -1)
+    expected = dequantized(rows, type)
+    found = gguf_quants.stored(rows, type)
+    assert not isinstance(found, DenseWeight)
+    values, is_finite = found.dequantize().numpy(), np.isfinite(expected)
+    assert np.array_equal(np.isfinite(values), is_finite)
+    assert np.array_equal(values[is_finite], expected[is_finite])
+
+
+def test_experts_are_read_by_their_rows() -> None:
+    """A stack's rows by themselves, and neighbours in one weight."""
+    type = GGMLQuantizationType.IQ2_XS
+    blocks = random_blocks(np.random.default_rng(3), type, 8, 512)
+    whole = gguf_quants.stored(blocks, type)
+    part = gguf_quants.stored(blocks[2:5], type)
+    assert isinstance(whole, CodebookWeight) and isinstance(part, CodebookWeight)
+    assert torch.equal(part.dequantize(), whole.dequantize()[2:5])
+
+
 def test_a_four_bit_super_block_is_groups_as_well(tmp_path: Path) -> None:
     """For torch's kernels, which know no super-blocks."""
-    blocks = random_k_blocks(np.random.default_rng(3), GGMLQuantizationType.Q4_K, 4, 512)
+    blocks = random_blocks(np.random.default_rng(3), GGMLQuantizationType.Q4_K, 4, 512)
     stored = gguf_quants.stored(blocks, GGMLQuantizationType.Q4_K)
     assert isinstance(stored, SuperBlockWeight)
     assert torch.equal(stored.grouped().dequantize(), stored.dequantize())

@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.inference.loading.conftest import random_k_blocks
+from tests.inference.loading.conftest import random_blocks
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families.hybrid_gguf import (
     Codes,
@@ -89,7 +89,7 @@ def test_k_quants(name: str, kind: str, library: ctypes.CDLL, tmp_path: Path) ->
     def codes(tensor: str, numbers: Numbers) -> tuple[Codes, gguf.GGMLQuantizationType]:
         generator = np.random.default_rng(zlib.crc32(tensor.encode()))
         *stack, features = numbers.shape
-        found = random_k_blocks(generator, format, math.prod(stack), features)
+        found = random_blocks(generator, format, math.prod(stack), features)
         return found.reshape(*stack, -1), format
 
     def values(tensor: str, numbers: Numbers) -> tuple[Codes, gguf.GGMLQuantizationType]:
