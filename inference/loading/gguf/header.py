@@ -32,6 +32,9 @@ SCALAR_FORMATS = {
 
 MetadataValue = bool | int | float | str | list["MetadataValue"]
 
+SPLIT_COUNT, SPLIT_NUMBER, SPLIT_TENSORS = "split.count", "split.no", "split.tensors.count"
+"""What each part of a model states: of how many it is one, which, and the tensors of all."""
+
 MOST_HEADER_BYTES = 128 * 1024**2
 """The largest vocabularies take a sixth of it. Parsed values take several times their bytes."""
 MOST_DIMENSIONS = 4
@@ -77,7 +80,8 @@ class GGUFHeader:
 def read_headers(paths: Sequence[Path]) -> GGUFHeader:
     """The parts of one model as one header: the first part's metadata, everybody's tensors.
     Raises ``MissingFileError``, ``BadFileError``."""
-    first, *others = (read_header(path) for path in paths)
+    first, *others = headers = [read_header(path) for path in paths]
+    check_parts(headers)
     tensors = dict(first.tensors)
     for other in others:
         for name, info in other.tensors.items():
@@ -87,6 +91,30 @@ def read_headers(paths: Sequence[Path]) -> GGUFHeader:
                 )
             tensors[name] = info
     return replace(first, tensors=tensors)
+
+
+def check_parts(headers: Sequence[GGUFHeader]) -> None:
+    """Raises ``BadFileError`` where parts are missing, or are not those of one model in order.
+    Files that state no number of parts are taken as they are named."""
+    counts = [header.metadata.get(SPLIT_COUNT) for header in headers]
+    if not any(count for count in counts):
+        return
+    for number, header in enumerate(headers):
+        name, own = header.path.name, header.metadata.get(SPLIT_NUMBER)
+        if counts[number] != len(headers):
+            raise BadFileError(
+                f"{name} is of a model in {counts[number]} parts, and {len(headers)} are here; "
+                "download the others"
+            )
+        if own != number:
+            raise BadFileError(f"{name} states that it is part {own}, counted from 0, not {number}")
+    wanted = headers[0].metadata.get(SPLIT_TENSORS)
+    found = sum(len(header.tensors) for header in headers)
+    if wanted is not None and wanted != found:
+        raise BadFileError(
+            f"{headers[0].path.name} states {wanted} tensors in all parts, which hold {found}; "
+            "download them again"
+        )
 
 
 def read_header(path: Path) -> GGUFHeader:
@@ -113,6 +141,11 @@ class _Cursor:
             raise BadFileError(f"{self._path} does not begin with the GGUF magic")
         self._at = 4
         version = self._scalar("I")
+        if version in (2 << 24, 3 << 24):
+            raise BadFileError(
+                f"{self._path} is a big-endian GGUF file; little-endian ones are read here: "
+                "gguf-convert-endian of the gguf package converts it"
+            )
         if version not in (2, 3):
             raise BadFileError(f"{self._path} is GGUF version {version}; 2 and 3 are read here")
         num_tensors, num_metadata = self._scalar("Q"), self._scalar("Q")

@@ -157,6 +157,61 @@ def test_the_same_tensor_in_two_parts_is_refused(tmp_path: Path) -> None:
         read_headers(parts)
 
 
+def in_parts(tmp_path: Path, num_parts: int = 2) -> list[Path]:
+    """As llama.cpp splits a file: a part each tensor, numbered from 0."""
+    paths = []
+    for number, name in enumerate(WEIGHTS):
+        file = EditableGGUF.read(save_gguf(tmp_path / "x.gguf", {name: WEIGHTS[name]}))
+        file.set("split.no", number, 2)
+        file.set("split.count", num_parts, 2)
+        file.set("split.tensors.count", len(WEIGHTS), 5)
+        paths.append(file.write(tmp_path / f"y-{number + 1:05d}-of-{num_parts:05d}.gguf"))
+    return paths
+
+
+def test_parts_that_state_their_number(tmp_path: Path) -> None:
+    parts = in_parts(tmp_path)
+    header = read_headers(parts)
+    assert [info.path for info in header.tensors.values()] == parts
+
+
+def test_parts_of_another_number_or_order_are_refused(tmp_path: Path) -> None:
+    parts = in_parts(tmp_path)
+    with pytest.raises(BadFileError, match="is of a model in 2 parts, and 1 are here"):
+        read_headers(parts[:1])
+    with pytest.raises(BadFileError, match="states that it is part 1, counted from 0, not 0"):
+        read_headers(parts[::-1])
+    file = EditableGGUF.read(parts[0])
+    file.set("split.tensors.count", 3, 5)
+    file.write(parts[0])
+    with pytest.raises(BadFileError, match="states 3 tensors in all parts, which hold 2"):
+        read_headers(parts)
+
+
+def test_tensors_may_come_in_any_order(tmp_path: Path) -> None:
+    """In the header, and in the data."""
+    path = save_gguf(tmp_path / "x.gguf", WEIGHTS)
+    whole = read_header(path)
+    file = EditableGGUF.read(path)
+    file.infos.reverse()
+    file.infos[0].offset, file.infos[1].offset = 0, 96 * 64 * 4
+    file.data = file.data[64 * 64 * 4 :] + file.data[: 64 * 64 * 4]
+    found = read_header(file.write(tmp_path / "y.gguf"))
+    assert found.tensors.keys() == whole.tensors.keys()
+    for name, info in found.tensors.items():
+        was = whole.tensors[name]
+        written = path.read_bytes()[was.offset : was.offset + was.num_bytes]
+        moved = info.path.read_bytes()[info.offset : info.offset + info.num_bytes]
+        assert info.offset != was.offset and moved == written
+
+
+def test_a_big_endian_file_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(struct.pack(">4sIQQ", b"GGUF", 3, 0, 0) + bytes(64))
+    with pytest.raises(BadFileError, match="a big-endian GGUF file"):
+        read_header(path)
+
+
 def test_a_file_taken_apart_is_written_as_it_was(tmp_path: Path) -> None:
     path = save_gguf(tmp_path / "x.gguf", WEIGHTS)
     file = EditableGGUF.read(path)

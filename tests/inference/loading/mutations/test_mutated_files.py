@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from inference.loading.gguf.header import read_headers
 from inference.models.native import build
+from inference.protocol.load_errors import BadFileError
 from tests.inference.loading.mutations.campaign import run_cases
 from tests.inference.loading.mutations.child import UNCHANGED
+from tests.inference.loading.mutations.mutations import mutate
 from tests.inference.loading.mutations.subjects import SLOW, SUBJECTS
 
 FEW = 40
+HAS_MANY = bool(os.environ.get("HELEXA_MUTATED_FILES", "").strip())
+FEW_HEADERS, HEADERS_OF_EACH = 100, 250
+MOST_HEADER_BYTES = 4 * 2**20
+"""The files have headers of some kilobytes."""
 MANY = int(os.environ.get("HELEXA_MUTATED_FILES", "").strip() or 400)
 QUICK = sorted(SUBJECTS.keys() - SLOW)
 EACH_TIME = (
@@ -41,6 +50,27 @@ def check(subjects: Iterable[str], num_cases: int, folder: Path, native_cache_di
 
 def test_some_mutated_files(tmp_path: Path, native_cache_dir: Path) -> None:
     check(EACH_TIME, FEW, tmp_path, native_cache_dir)
+
+
+@pytest.mark.limit_s(36_000)
+def test_mutated_headers_are_read_or_refused(tmp_path: Path) -> None:
+    """In words, and in no more memory than the header takes. 10**5 where ``MANY`` is 400."""
+    source = SUBJECTS["packed llama.gguf"].save(tmp_path)
+    num_refused, num_cases = 0, HEADERS_OF_EACH * MANY if HAS_MANY else FEW_HEADERS
+    tracemalloc.start()
+    for case in range(num_cases):
+        path = mutate("gguf", source, tmp_path / "mutated", random.Random(case))
+        tracemalloc.reset_peak()
+        before_bytes = tracemalloc.get_traced_memory()[0]
+        try:
+            read_headers([path])
+        except BadFileError as error:
+            num_refused += 1
+            assert "model.gguf" in str(error), case
+        taken_bytes = tracemalloc.get_traced_memory()[1] - before_bytes
+        assert taken_bytes < MOST_HEADER_BYTES, case
+    tracemalloc.stop()
+    assert num_cases / 5 < num_refused < num_cases
 
 
 @pytest.mark.slow
