@@ -34,6 +34,7 @@ STOP_TIMEOUT_S = 600.0
 PAGE_ROWS = 51
 NUM_ASKED = 5
 """How often each filter asks; the median counts."""
+NUM_ACCOUNTS, NUM_KEYS = 20, 20
 ERRORS = (
     ("rate_limit_exceeded", 429, Outcome.REFUSED),
     ("invalid_api_key", 401, Outcome.REFUSED),
@@ -90,6 +91,7 @@ def _measure_here(options: argparse.Namespace) -> dict[str, Any]:
     from django.db import connection
 
     call_command("migrate", verbosity=0)
+    _make_keys()
     cpu_ms = _write(options.rows)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
@@ -102,6 +104,21 @@ def _measure_here(options: argparse.Namespace) -> dict[str, Any]:
         "slowest_filter_ms": filters[slowest],
         "filters_ms": filters,
     }
+
+
+def _make_keys() -> None:
+    from metering.models import Account, ApiKey
+
+    for account in range(NUM_ACCOUNTS):
+        owner = Account.objects.create(name=f"account-{account}")
+        ApiKey.objects.bulk_create(
+            ApiKey(prefix=_key(account, number), account=owner, digest="")
+            for number in range(NUM_KEYS)
+        )
+
+
+def _key(account: int, number: int) -> str:
+    return f"hx-{account:04}{number:06}"
 
 
 def _write(num_rows: int) -> float:
@@ -130,14 +147,14 @@ def _ended(drawn: random.Random, number_from_end: int) -> Ended:
 
     is_error = drawn.random() < 0.05
     code, status, kind = drawn.choice(ERRORS) if is_error else ("finished", 200, Outcome.ANSWERED)
-    account = min(int(drawn.expovariate(0.4)), 19)
+    account = min(int(drawn.expovariate(0.4)), NUM_ACCOUNTS - 1)
     model = min(int(drawn.expovariate(0.4)), 9)
     if account == 0 and model == 0:
         model = 1
     settle = Settle(
         request_id=uuid.UUID(int=drawn.getrandbits(128)).hex,
         account=f"account-{account}",
-        key=f"hx-{account:04}{drawn.randrange(20):06}",
+        key=_key(account, drawn.randrange(NUM_KEYS)),
         budgets=(),
         model=f"model-{model}",
         neuron=f"neuron-{drawn.randrange(4)}" if model else "neuron-0",

@@ -14,7 +14,7 @@ from metering.outcomes import Outcome
 
 class RequestRecord(models.Model):
     request_id = models.UUIDField(unique=True)
-    at = models.DateTimeField(db_index=True, help_text="When it ended.")
+    at = models.DateTimeField(help_text="When it ended.")
     account = models.CharField(max_length=64, blank=True)
     key = models.CharField(max_length=16, blank=True)
     end_user = models.CharField(max_length=128, null=True, blank=True)
@@ -41,9 +41,13 @@ class RequestRecord(models.Model):
     class Meta:
         ordering = ["-at", "-id"]
         indexes = [
-            models.Index(fields=["account", "at"], name="request_account_at"),
-            models.Index(fields=["key", "at"], name="request_key_at"),
-            models.Index(fields=["model", "at"], name="request_model_at"),
+            # What follows the time is compared within the index, so that two filters which match
+            # many rows each, and none together, do not read those rows.
+            models.Index(fields=["at", "neuron", "status"], name="request_at"),
+            models.Index(
+                fields=["account", "at", "key", "model", "neuron"], name="request_account"
+            ),
+            models.Index(fields=["model", "at", "neuron"], name="request_model"),
             models.Index(
                 fields=["end_user", "at"],
                 name="request_end_user_at",

@@ -94,7 +94,7 @@ def _matching(where: RequestFilter) -> QuerySet[RequestRecord]:
     if (where.status or 0) >= FIRST_ERROR or where.outcome not in ("", "answered"):
         records = records.filter(code__isnull=False)  # as the partial indexes have it
     if where.key:
-        records = records.filter(_key_is(where.key))
+        records = _of_key(records, where.key)
     if where.since is not None:
         records = records.filter(at__gte=where.since)
     if where.until is not None:
@@ -105,9 +105,14 @@ def _matching(where: RequestFilter) -> QuerySet[RequestRecord]:
     return records
 
 
-def _key_is(word: str) -> Q:
-    named = list(ApiKey.objects.filter(name=word).values_list("prefix", flat=True))
-    return Q(key__in=[word, *named]) if named else Q(key=word)
+def _of_key(records: QuerySet[RequestRecord], word: str) -> QuerySet[RequestRecord]:
+    """By the key's account too, which has the index. A key is never deleted."""
+    keys = dict(
+        ApiKey.objects.filter(Q(prefix=word) | Q(name=word)).values_list("prefix", "account_id")
+    )
+    if not keys:
+        return records.none()
+    return records.filter(account__in=set(keys.values()), key__in=list(keys))
 
 
 def id_range(prefix: str) -> tuple[UUID, UUID]:

@@ -98,7 +98,6 @@ class TestFilters:
         ("query", "changes"),
         [
             ("account=lab-7", {"account": "lab-7"}),
-            ("key=hx-wanted0000", {"key": "hx-wanted0000"}),
             ("end_user=ann", {"end_user": "ann"}),
             ("model=large", {"model": "large"}),
             ("neuron=attic", {"neuron": "attic"}),
@@ -126,10 +125,12 @@ class TestFilters:
         for query in ("outcome=answered", "status=200", "since=2h", "since=2020-01-01&status=200"):
             assert ids(ok(operator, f"requests?{query}")) == [wanted], query
 
-    def test_a_key_by_its_name(self, operator: Client, made: CreatedKey) -> None:
-        record(key="hx-another000")
-        wanted = record(key=made.row.prefix)
-        assert ids(ok(operator, "requests?key=ci")) == [wanted]
+    def test_a_key_by_its_prefix_and_its_name(self, operator: Client, made: CreatedKey) -> None:
+        record(account="research", key="hx-another000")
+        wanted = record(account="research", key=made.row.prefix)
+        for word in ("ci", made.row.prefix):
+            assert ids(ok(operator, f"requests?key={word}")) == [wanted]
+        assert ids(ok(operator, "requests?key=hx-unknown000")) == []
 
     @pytest.mark.parametrize(
         ("query", "param"),
