@@ -30,7 +30,7 @@ from inference.neuron.loads.admission import LoadAdmission
 from inference.neuron.loads.downloads import Downloads
 from inference.neuron.loads.failed_loads import FailedLoads
 from inference.neuron.loads.fetcher import Fetcher
-from inference.neuron.loads.file_checker import FileChecker
+from inference.neuron.loads.file_checker import FileChecker, check_nothing
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.process.drills import Drills
@@ -95,6 +95,7 @@ class NeuronService:
         bodies: LoggedBodies = LOG_BODIES.default,
         allows_drills: bool = False,
         memory_limits: MemoryLimits = MEMORY_LIMIT.default,
+        checks_files: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``stall_limit_s``: how long gateways wait for a Redis that does not answer.
@@ -102,7 +103,8 @@ class NeuronService:
         ``None``: no limit. ``cache_dir``: where downloads go. ``on_name_lost``: another neuron has
         this one's name; called once, by the heartbeat. ``bodies``: whose texts are logged.
         ``allows_drills``: operators may inject faults. ``memory_limits``: what its models may use
-        of each device."""
+        of each device. ``checks_files``: whether a load's files are read as this build's engine
+        reads them before models leave for it."""
         self.name = name
         self.epoch = uuid.uuid4().hex
         self.lease = NameLease(client, neuron=name, epoch=self.epoch)
@@ -170,7 +172,7 @@ class NeuronService:
             admission=LoadAdmission(
                 self._loads,
                 fetch=self._fetcher.fetch,
-                check_files=FileChecker().check,
+                check_files=FileChecker().check if checks_files else check_nothing,
                 find=self._replicas.find,
             ),
             discard=self._discard,

@@ -84,3 +84,9 @@ class FileChecker:
         if is_late():
             return result, f"took longer than {self._limit_s:.0f} s"
         return result, f"ended with code {process.returncode}"
+
+
+def check_nothing(
+    spec: LoadSpec, weights: Sequence[Path], free_bytes: int, is_cancelled: Callable[[], bool]
+) -> None:
+    """For engines that are not this build's: only they know which files they read."""

@@ -20,7 +20,11 @@ from inference.neuron.process.previous_instance import PreviousInstance
 from inference.neuron.process.redis_client import InvitationVoidError, RedisUntrustedError, connect
 from inference.neuron.process.shutdown import EXIT_NAME_LOST, Shutdown
 from inference.neuron.process.tasks import register_tasks
-from inference.neuron.replicas.engine_process import engine_command, silence_limit_s
+from inference.neuron.replicas.engine_process import (
+    engine_command,
+    is_own_engine,
+    silence_limit_s,
+)
 from inference.neuron.service import NeuronService
 from inference.settings.accounts import LoggedBodies
 from inference.settings.neuron import LOG_BODIES, MEMORY_LIMIT, NEURON_DRAIN_S
@@ -59,10 +63,12 @@ def run(name: str) -> int:
     shutdown = Shutdown(limit_s=NEURON_DRAIN_S.read(os.environ))
     # From the environment alone: everybody on this machine can read a command line.
     redis_url = REDIS_URL.read(os.environ) or DEFAULT_REDIS_URL
+    command = engine_command(os.environ)
     service = NeuronService(
         name=name,
         client=connect(redis_url),
-        engine_command=engine_command(os.environ),
+        engine_command=command,
+        checks_files=is_own_engine(command),
         discovery=simulated or DeviceSampler(),
         silence_limit_s=silence_limit_s(os.environ),
         load_stall_limit_s=load_stall_limit_s(os.environ),

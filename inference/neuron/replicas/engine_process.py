@@ -46,6 +46,7 @@ from inference.supervised_threads import SupervisedThread
 REAP_TIMEOUT_S = 2.0
 LAST_LINES_S = 0.5
 """What the last lines of an engine that has ended get to arrive."""
+OWN_ENGINE = "inference.engine"
 MAX_LINE_BYTES = 64 * 1024
 """A longer one is taken in pieces."""
 
@@ -53,7 +54,12 @@ MAX_LINE_BYTES = 64 * 1024
 def engine_command(environment: Mapping[str, str]) -> list[str]:
     """How an engine process is started; ``--fd N`` is appended. HELEXA_ENGINE_COMMAND replaces it,
     for running engines under numactl, a profiler or a container runtime."""
-    return list(ENGINE_COMMAND.read(environment)) or [sys.executable, "-m", "inference.engine"]
+    return list(ENGINE_COMMAND.read(environment)) or [sys.executable, "-m", OWN_ENGINE]
+
+
+def is_own_engine(command: Sequence[str]) -> bool:
+    """Whether the command ends up in this build's engine, whatever runs it."""
+    return OWN_ENGINE in command
 
 
 class EngineProcess:

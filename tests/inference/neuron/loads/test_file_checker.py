@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from inference.neuron.loads.file_checker import FileChecker
+from inference.neuron.replicas.engine_process import engine_command, is_own_engine
 from inference.protocol.load import LoadSpec
 
 SPEC = LoadSpec(job_id="j", model="m", source="path:/models/m.gguf")
@@ -48,6 +49,19 @@ def test_a_load_without_files_starts_no_process(caplog: pytest.LogCaptureFixture
         assert not caplog.records
         FileChecker(("/no/such/program",)).check(spec, [Path("/m.gguf")], 0, lambda: False)
     assert caplog.records
+
+
+@pytest.mark.parametrize(
+    ("command", "is_own"),
+    [
+        ("", True),
+        ("numactl --cpunodebind=0 /opt/python -m inference.engine", True),
+        ("/opt/python scripted_engine.py", False),
+    ],
+)
+def test_files_are_checked_for_this_builds_engine_alone(command: str, is_own: bool) -> None:
+    environment = {"HELEXA_ENGINE_COMMAND": command} if command else {}
+    assert is_own_engine(engine_command(environment)) is is_own
 
 
 def _still_running() -> list[psutil.Process]:
