@@ -15,7 +15,7 @@ from django.db.models import Q, QuerySet
 
 from metering.errors import MeteringValueError, UnknownRequestError
 from metering.models import ApiKey, RequestRecord
-from metering.outcomes import FIRST_ERROR
+from metering.outcomes import FIRST_ERROR, Outcome
 
 NUM_ID_DIGITS = 32
 ID_PREFIX = re.compile(r"[0-9a-f]{1,32}")
@@ -85,14 +85,18 @@ def _matching(where: RequestFilter) -> QuerySet[RequestRecord]:
     records = _visible(where).filter(
         **{
             name: value
-            for name in ("account", "end_user", "model", "neuron", "code", "outcome")
+            for name in ("account", "end_user", "model", "neuron", "code")
             if (value := getattr(where, name))
         }
     )
     if where.status is not None:
         records = records.filter(status=where.status)
-    if (where.status or 0) >= FIRST_ERROR or where.outcome not in ("", "answered"):
-        records = records.filter(code__isnull=False)  # as the partial indexes have it
+    if where.outcome == Outcome.ANSWERED:
+        records = records.filter(code__isnull=True)  # as nearly all are, without an index
+    elif where.outcome:
+        records = records.filter(code__isnull=False, outcome=where.outcome)
+    if (where.status or 0) >= FIRST_ERROR:
+        records = records.filter(code__isnull=False)  # as the partial index has it
     if where.key:
         records = _of_key(records, where.key)
     if where.since is not None:
