@@ -136,7 +136,7 @@ def _change_kind(file: EditableGGUF, rng: random.Random) -> None:
     pair = rng.choice([pair for pair in file.pairs if pair.kind not in (STRING, ARRAY)])
     value = pair.value
     pair.kind = rng.choice((*SCALAR_FORMATS, STRING, 13, 2**32 - 1))
-    if pair.kind in SCALAR_FORMATS and isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         pair.value = 0
 
 
