@@ -21,6 +21,7 @@
     ├── ModelAlreadyLoadedError       409 already_loaded
     ├── PlacementRefusedError         409 no_place
     │   └── CudaUnavailableError      503 cuda_unavailable
+    ├── PlanUnavailableError          409 no_plan
     ├── JobCannotBeCancelledError     409 job_cannot_be_cancelled
     ├── CatalogueValueError           400 invalid_catalogue_value
     ├── BrokerUnavailableError        503 broker_away          retryable
@@ -182,6 +183,13 @@ class CannotSleepError(FleetError):
 
     http_status = 409
     code = "cannot_sleep"
+
+
+class PlanUnavailableError(FleetError):
+    """What the model's layers take is not known, or its kind is not planned."""
+
+    http_status = 409
+    code = "no_plan"
 
 
 class JobCannotBeCancelledError(FleetError):

@@ -37,6 +37,7 @@ from fleet.api.neurons import (
     ReplicasView,
 )
 from fleet.api.overview import AssignmentsView, OverviewView
+from fleet.api.plans import ModelPlanView
 from fleet.api.settings import SettingsView, SettingView
 
 urlpatterns = [
@@ -67,6 +68,7 @@ urlpatterns = [
     path("assignments", AssignmentsView.as_view(), name="api-assignments"),
     path("catalogue", CatalogueView.as_view(), name="api-catalogue"),
     path("catalogue/<str:name>", CatalogueModelView.as_view(), name="api-catalogue-model"),
+    path("catalogue/<str:name>/plan", ModelPlanView.as_view(), name="api-catalogue-plan"),
     *(
         path(f"catalogue/<str:name>/{kind}", ModelJobsView.as_view(kind=kind))
         for kind in ("load", "reload", "sleep", "unload", "wake")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from json import JSONDecodeError
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants, errors, get_session
+from huggingface_hub import HfApi, constants, errors, get_session, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -34,7 +34,12 @@ from fleet.hub.errors import HubUnavailableError, RepositoryUnknownError
 from fleet.hub.offers import HubRepository
 from inference.loading.embedding.embedding_config import check_directory_config
 from inference.loading.sources.deadline import DeadlineError, within
-from inference.loading.sources.files import SAFETENSORS_NAME, config_files
+from inference.loading.sources.files import (
+    SAFETENSORS_NAME,
+    ModelFiles,
+    choose_weights,
+    config_files,
+)
 from inference.loading.sources.huggingface import HuggingFaceHub
 from inference.protocol.load_errors import LoadError
 
@@ -93,6 +98,45 @@ class HubClient:
             safetensors_problem=problem,
             access_problem=access_problem,
         )
+
+    def described(
+        self, name: str, revision: str | None, wanted: str | None, free_bytes: int, scratch: Path
+    ) -> ModelFiles:
+        """What describes one model of a repository, in ``scratch``: config.json, or GGUF files that
+        are holes beyond their headers. ``wanted``, ``free_bytes``: as a load chooses among several.
+        Raises ``HubUnavailableError``, ``RepositoryUnknownError``, ``LoadError``."""
+        with self._named(name, revision):
+            try:
+                return within(
+                    TOTAL_TIMEOUT_S,
+                    lambda: self._described(name, revision, wanted, free_bytes, scratch),
+                )
+            except GatedRepoError:
+                raise RepositoryUnknownError(GATED.format(name=name)) from None
+
+    def _described(
+        self, name: str, revision: str | None, wanted: str | None, free_bytes: int, scratch: Path
+    ) -> ModelFiles:
+        info = self._api.model_info(name, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+        names = choose_weights(sizes, wanted, free_bytes)
+        commit = info.sha or "main"
+        if not names[0].endswith(".gguf"):
+            hub = HuggingFaceHub(self._endpoint)
+            directory = hub.fetch(info.id, commit, "config.json", scratch).parent
+            return ModelFiles(directory=directory, weights=tuple(directory / n for n in names))
+        from fleet.hub.file_headers import fetch_header  # hosts without neurons may lack gguf
+
+        paths = tuple(scratch / f"{index}.gguf" for index in range(len(names)))
+        for file, path in zip(names, paths, strict=True):
+            fetch_header(
+                hf_hub_url(info.id, file, revision=commit, endpoint=self._endpoint),
+                path,
+                num_bytes=sizes[file],
+                headers=build_hf_headers(),
+                timeout_s=TIMEOUT_S,
+            )
+        return ModelFiles(directory=scratch, weights=paths)
 
     def search(self, words: str) -> tuple[HubMatch, ...]:
         """Most downloaded first. Raises ``HubUnavailableError``."""

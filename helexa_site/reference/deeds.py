@@ -169,6 +169,13 @@ MODELS = (
     ),
     Deed(
         noun="models and adapters",
+        verb="plan",
+        rest="GET /api/catalogue/{name}/plan",
+        command="models plan",
+        why="A plan reads the hub, some seconds: it is asked for, not shown with each page.",
+    ),
+    Deed(
+        noun="models and adapters",
         verb="load",
         rest="POST /api/catalogue/{name}/load",
         command="models load",

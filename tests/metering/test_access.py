@@ -66,6 +66,7 @@ FLEET: dict[str, tuple[str, int]] = {
     "api/hub/<str:owner>/<str:name>": ("/api/hub/org/name?asks=nobody", 400),
     "api/catalogue": ("/api/catalogue", 200),
     "api/catalogue/<str:name>": ("/api/catalogue/tiny", 404),
+    "api/catalogue/<str:name>/plan": ("/api/catalogue/tiny/plan", 404),
     "api/catalogue/<str:name>/load": ("/api/catalogue/tiny/load", 405),
     "api/catalogue/<str:name>/reload": ("/api/catalogue/tiny/reload", 405),
     "api/catalogue/<str:name>/unload": ("/api/catalogue/tiny/unload", 405),
