@@ -168,7 +168,7 @@ class CatalogueModelAdmin(UnfoldAdmin):
             show_outcome(request, outcome)
         return HttpResponseRedirect(reverse("admin:fleet_loadjob_changelist"))
 
-    @action(description="Reload what is outdated", permissions=["operate"])
+    @action(description="Reload outdated models", permissions=["operate"])
     def reload_outdated(self, request: HttpRequest, queryset: QuerySet[CatalogueModel]) -> None:
         for model in queryset:
             replicas = outdated_replicas(model)

@@ -59,7 +59,7 @@ POLICY = Noun(
         Field(
             name="admission",
             kind=Word(tuple(policy.value for policy in AdmissionPolicy)),
-            help="what a neuron that nobody has seen before is",
+            help="how an unknown neuron is admitted",
         ),
     ),
 )

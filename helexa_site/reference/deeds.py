@@ -400,7 +400,7 @@ OTHERS = (
     Deed(
         noun="audit",
         verb="change",
-        why="Nobody changes or removes an entry.",
+        why="Entries are never changed or removed.",
     ),
 )
 DEEDS = (

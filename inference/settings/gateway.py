@@ -35,7 +35,7 @@ ALLOW_ANONYMOUS: Setting[bool | None] = Setting(
     default=None,
     default_words="1 where `--host` is loopback and `HELEXA_API_KEY` is not set, else 0",
     readers=GATEWAY,
-    doc="1: serve everybody who reaches the port; 0: serve nobody without a key. Set it to 0 "
+    doc="1: serve everybody who reaches the port; 0: require a key. Set it to 0 "
     "behind a proxy on the same host: all its clients come from loopback",
 )
 ALLOWED_ORIGINS: Setting[tuple[str, ...]] = Setting(

@@ -39,7 +39,7 @@ STEP_TIMEOUT_S: Setting[float] = Setting(
     default=120.0,
     readers=NEURON | ENGINE,
     doc="an engine whose step lasts longer is ended, with its stacks in the log, and started "
-    "again; 0 waits for ever. Loads are not counted",
+    "again; 0 waits without a limit. Loads are not counted",
 )
 LOAD_STALL_S: Setting[int] = Setting(
     name="HELEXA_LOAD_STALL_S",
@@ -48,7 +48,7 @@ LOAD_STALL_S: Setting[int] = Setting(
     readers=NEURON,
     doc="a load or download of which nothing has moved for so long, neither bytes nor tensors nor "
     "its stage, fails with `load_stalled`, as does a download that brings less than 1 MiB in it; "
-    "0 waits for ever",
+    "0 waits without a limit",
 )
 ENGINE_THREADS: Setting[int | None] = Setting(
     name="HELEXA_ENGINE_THREADS",

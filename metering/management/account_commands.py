@@ -49,7 +49,7 @@ class AddAccount(AddRow):
 
 
 ACCOUNT_COMMANDS = (
-    ListRows(noun=ACCOUNTS, columns=LISTED, help="all accounts, with what is left of their caps"),
+    ListRows(noun=ACCOUNTS, columns=LISTED, help="all accounts, with the rest of their caps"),
     ShowAccount(
         noun=ACCOUNTS,
         help="an account, its people, budgets and keys",
@@ -69,9 +69,9 @@ MEMBER_COMMANDS = (
     ShowRow(noun=MEMBERS, help="one person's role in an account"),
     AddRow(
         noun=MEMBERS,
-        help="put somebody who can log in into an account",
+        help="add a user to an account",
         positional=("account", "user"),
     ),
-    ChangeRow(noun=MEMBERS, help="give somebody another role"),
-    RemoveRow(noun=MEMBERS, help="take somebody out of an account"),
+    ChangeRow(noun=MEMBERS, help="give a member another role"),
+    RemoveRow(noun=MEMBERS, help="remove a member from an account"),
 )

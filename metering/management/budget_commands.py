@@ -101,5 +101,5 @@ SUBCOMMANDS = (
     ShowRow(noun=BUDGETS, help="one budget"),
     AddBudget(noun=BUDGETS, help="cap an account or a key"),
     ChangeBudget(noun=BUDGETS, help="change a cap or its window; a higher cap tops it up"),
-    RemoveRow(noun=BUDGETS, help="remove a cap, with what is reserved on it"),
+    RemoveRow(noun=BUDGETS, help="remove a cap, with the reservations on it"),
 )

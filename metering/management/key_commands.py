@@ -95,7 +95,7 @@ def ensure_gateways_could_check(run: Run) -> None:
 
 
 SUBCOMMANDS = (
-    ListRows(noun=KEYS, columns=LISTED, help="all keys, with what is left of their caps"),
+    ListRows(noun=KEYS, columns=LISTED, help="all keys, with the rest of their caps"),
     ShowRow(noun=KEYS, help="one key and its budgets", tables={"budgets": OF_AN_OWNER}),
     AddKey(
         noun=KEYS,

@@ -1,7 +1,7 @@
 """One server and one Chromium for all tests in a browser; each test is a visitor of its own.
 
 They skip where Debian's Chromium is not installed; ``.ci/run`` installs it. Pictures of the pages
-are in ``var/screenshots/`` afterwards; three of them are copied to ``docs/pictures/`` for the
+are in ``var/screenshots/`` afterwards; three of them are copied to ``docs/images/`` for the
 README.
 """
 

@@ -152,7 +152,7 @@ def test_a_changed_context_says_what_runs_by_the_old_one_and_how_to_reload(
     assert "beast is outdated" not in html
     changed = same | {"max_context_tokens": "512"}
     html = admin_client.post(url, changed, follow=True).content.decode()
-    assert "tiny on beast is outdated" in html and "Reload what is outdated" in html
+    assert "tiny on beast is outdated" in html and "Reload outdated models" in html
     assert "beast (ready, outdated)" in page(admin_client, "cataloguemodel")
     html = act(admin_client, "cataloguemodel", "reload_outdated", model)
     assert "Reloading tiny on beast" in html

@@ -27,8 +27,8 @@ DEFAULT_URL = "http://127.0.0.1:31313"
 
 class Command(QuickCommand):
     help = (
-        "Waits until what was loaded is ready, then asks each model for one word. The exit code is "
-        "1 where one does not come or answers otherwise."
+        "Waits until the loaded models are ready, then asks each model for one word. The exit code "
+        "is 1 where one does not come or answers otherwise."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -39,7 +39,10 @@ class Command(QuickCommand):
         parser.add_argument("--neuron", metavar="NAME", help="only this one, and on it")
         parser.add_argument("--model", metavar="MODEL", help="ask only this one")
         parser.add_argument(
-            "--remember", type=Path, metavar="FILE", help="write what is ready now, and ask nothing"
+            "--remember",
+            type=Path,
+            metavar="FILE",
+            help="write the models that are ready now, and ask nothing",
         )
         parser.add_argument(
             "--expect", type=Path, metavar="FILE", help="wait for what --remember wrote"

@@ -7,5 +7,5 @@ from fleet.management.subcommands import SubcommandsCommand
 
 
 class Command(SubcommandsCommand):
-    help = "The catalogue: what is offered, and where it is loaded."
+    help = "The catalogue: models offered, and where they are loaded."
     subcommands = SUBCOMMANDS

@@ -12,7 +12,7 @@ from fleet.management.subcommands import Run
 
 class Change:
     name = "change"
-    help = "change settings of a model; what is loaded stays until it is reloaded"
+    help = "change settings of a model; replicas stay as they are until reloaded"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", metavar="MODEL")

@@ -11,7 +11,7 @@ from fleet.management.subcommands import Run
 
 class Remove:
     name = "remove"
-    help = "offer a model no more; what is loaded of it is unloaded (a base after its adapters)"
+    help = "offer a model no more; its replicas are unloaded (a base after its adapters)"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", metavar="MODEL")

@@ -12,7 +12,7 @@ from metering.management.output import table_text
 
 class Policy:
     name = "policy"
-    help = "show or change what a neuron is that nobody has seen before: automatic or click"
+    help = "show or change how an unknown neuron is admitted: automatic or click"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_field_arguments(parser, POLICY.changeable)

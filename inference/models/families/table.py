@@ -17,13 +17,13 @@ HEADER = """\
 # Models
 
 Written by `python -m inference.models.families.table > docs/models.md` from the declarations in
-`inference/models/families/`; a test compares the two. What is not listed is refused before its
+`inference/models/families/`; a test compares the two. A model not listed is refused before its
 weights are downloaded.
 
 Every family runs on torch's operators, from safetensors as they are or quantised while loading
 (`q4`, `q5`, `q6`, `q8`; `fp8` where a card has it). On a CPU with a C++ compiler the native decoder
-runs those whose layers it computes, on a CUDA card Triton's kernels do: the load report says which,
-and why not. Tools and thinking follow from a model's chat template, not from its family.
+runs those whose layers it computes, on a CUDA card Triton's kernels do: the load report names
+which, and why not. Tools and thinking follow from a model's chat template, not from its family.
 
 Safetensors whose weights are quantised already are read as well: AWQ and GPTQ of 4 bits, GPTQ of 8,
 compressed-tensors of 4 and 8 bits, and fp8 with scales of blocks, rows or all
@@ -36,7 +36,7 @@ with scales of blocks in 8. bitsandbytes, NVFP4 and others are refused by name.
 Checkpoints that nest a text model beside towers (`mistral3`, `gemma3`, `gemma4`) are read as that
 text model (`tests/inference/models/families/test_nested.py`).
 
-Pictures: where a safetensors checkpoint brings its tower and preprocessor_config.json; else, and
+Images: where a safetensors checkpoint brings its tower and preprocessor_config.json; else, and
 from GGUF, it is a text model. Its rows are rotated by time, height and width, which the native
 decoder does as well (`tests/inference/models/families/test_native_vision.py`); on a CUDA card it
 runs with Triton's attention, and its steps are not captured in CUDA graphs. Videos are not read.
@@ -51,17 +51,17 @@ Models of every family sleep, on both paths (`tests/inference/engine/load/test_s
 (`transformers_backend/test_foreign.py::test_a_whole_load`), which take no adapters; embedding
 models do not.
 
-Drafts (speculation) are verified for every family, hybrids too, with adapters and behind pictures
+Drafts (speculation) are verified for every family, hybrids too, with adapters and behind images
 (`tests/inference/engine/speculation/`). A draft model has attention layers only, and makes drafts
 for any model of its vocabulary, but where all layers of that see through a sliding window. Layers
 of multi-token prediction run for `qwen3_next`, `qwen3_5`, `qwen3_5_moe` and `glm4_moe`, from
 safetensors and on torch's operators (`tests/inference/models/families/test_predictor.py`).
 
-Tensor parallelism (`tensor_parallel`): every family of the table, with packed weights and pictures
+Tensor parallelism (`tensor_parallel`): every family of the table, with packed weights and images
 (`tests/inference/models/parallel/test_rank_forward.py`), but neither models with Mamba-2 layers nor
 transformers' own modules.
 
-| family | `model_type` | GGUF | prefixes are reused | pictures |
+| family | `model_type` | GGUF | prefixes are reused | images |
 |---|---|---|---|---|
 """
 
@@ -85,8 +85,8 @@ FOREIGN_HEADER = """
 
 These decoders have no family here. transformers' module computes them over our blocks: continuous
 batching, prefix reuse, preemption and cancellation hold as for a family. They are slower:
-projections are neither fused nor packed, and no kernel of ours runs them. The load report says so,
-and in which of two forms they run. They are read from safetensors, and some from GGUF (below);
+projections are neither fused nor packed, and no kernel of ours runs them. The load report states
+it, and in which of two forms they run. They are read from safetensors, and some from GGUF (below);
 nothing is quantised while loading, weights that are quantised become dense, and a sliding window
 saves no memory. The load report names tensors that the module has no place for. Code that lies
 beside a model's weights is never run.
@@ -104,19 +104,19 @@ CACHED_HEADER = """
 **With transformers' own cache**, whose keys and values lie in our blocks and whose states in our
 state slots, as do states that a module keeps beside that cache: for layers that attend by rules of
 their own, or keep a state. One sequence is computed after the other, so many of them at once are no
-faster than one by one. What is kept is found before weights are downloaded, by running the module
-without any; a module that keeps anything else is refused. As with a hybrid family, a prefix is
-reused where a snapshot of its state was kept.
+faster than one by one. The kept tensors are found before weights are downloaded, by running the
+module without any; a module that keeps anything else is refused. As with a hybrid family, a prefix
+is reused where a snapshot of its state was kept.
 
 """
 BY_ROWS_HEADER = """
-Of these, the following do not go on from a state with several tokens at once: a prompt's first
+Of these, the following do not continue from a state with several tokens at once: a prompt's first
 chunk is computed in one go, all that follow it token by token.
 
 """
 GGUF_HEADER = """
 **From GGUF** these are read by transformers' reader, which dequantises all weights while loading:
-the memory is that of dense weights, and the load report says so. Files in several parts are
+the memory is that of dense weights, as the load report states. Files in several parts are
 refused.
 
 """

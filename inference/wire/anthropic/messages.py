@@ -124,7 +124,7 @@ FIELDS = table(
     neutral("mcp_servers", only([], reason="this server calls no MCP servers"), "[]"),
     neutral("fallbacks", only([], reason="no other model answers instead"), "[]"),
     refused("betas", "betas are named in the anthropic-beta header"),
-    refused("billing_policy", "nobody else can be billed"),
+    refused("billing_policy", "no other party can be billed"),
     refused("compaction", "conversations are not summarised here"),
     refused("container", "there are no containers"),
     refused("fallback_credit_token", "no other model answers instead"),

@@ -51,7 +51,9 @@ CALLED_FIELDS = table(
 )
 CALL_FIELDS = table(
     honoured(
-        "function", object_of(CALLED_FIELDS, required=("name", "arguments")), "What was called."
+        "function",
+        object_of(CALLED_FIELDS, required=("name", "arguments")),
+        "The name and arguments of the call.",
     ),
     honoured("id", text(MAX_CALL_ID_CHARS), "Its result may name it."),
     neutral("type", only("function", reason="only function"), "function"),

@@ -82,7 +82,7 @@ FIELDS = table(
         "max_tokens_per_doc", integer(1, 2**20), "What a document has beyond that is left out."
     ),
     refused("max_chunks_per_doc", "documents are scored whole: use max_tokens_per_doc"),
-    refused("rank_fields", "write into each document what is to be compared"),
+    refused("rank_fields", "write the fields to compare into each document"),
     refused("truncate_prompt_tokens", "nothing is cut: use max_tokens_per_doc"),
     neutral("truncation", only(False, reason="nothing is cut"), "Nothing is cut."),
     neutral("return_embeddings", only(False, reason="only scores are returned"), "There are none."),

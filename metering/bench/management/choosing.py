@@ -45,9 +45,7 @@ def add_sweep_arguments(parser: ArgumentParser) -> None:
     how.add_argument("--max-tokens", type=int, help="of an answer")
     how.add_argument("--pause", type=float, metavar="SECONDS", help="between samples")
     how.add_argument("--timeout", type=float, metavar="SECONDS", help="of one request")
-    how.add_argument(
-        "--beside-load", action="store_true", help="also while others use what is measured"
-    )
+    how.add_argument("--beside-load", action="store_true", help="also while others use the target")
 
 
 def settings_chosen(options: Mapping[str, Any]) -> SweepSettings:

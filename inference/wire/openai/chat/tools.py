@@ -186,7 +186,9 @@ CALL_FIELDS = table(
     honoured("id", text(MAX_CALL_ID_CHARS, min_chars=1), "Its result names it."),
     _TYPE,
     honoured(
-        "function", object_of(CALLED_FIELDS, required=("name", "arguments")), "What was called."
+        "function",
+        object_of(CALLED_FIELDS, required=("name", "arguments")),
+        "The name and arguments of the call.",
     ),
     neutral("index", integer(0, MAX_CALL_INDEX), "Left over from a stream."),
     CACHE_CONTROL,
