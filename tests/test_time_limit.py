@@ -84,7 +84,7 @@ def run(directory: Path, tests: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_each_that_hangs_fails_and_says_where(tmp_path: Path) -> None:
+def test_each_that_hangs_fails_and_reports_where(tmp_path: Path) -> None:
     done = run(tmp_path, HANGING)
     assert "3 failed, 2 passed" in done.stdout, done.stdout
     for name in ("test_sleeps", "test_waits_for_a_thread", "test_waits_on_the_event_loop"):
@@ -103,7 +103,7 @@ def test_native_code_that_never_comes_back_ends_the_process(tmp_path: Path) -> N
     assert "test_no_signal_comes_through" in done.stderr
 
 
-def test_the_end_is_put_off_while_tests_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_is_put_off_while_tests_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rarely: each time takes longer than most tests."""
     ends_s, now_s = [0.0], 0.0
 

@@ -51,11 +51,11 @@ class Editor:
 
     # What it was told.
 
-    def told(self, kind: str) -> list[Any]:
+    def updates_of(self, kind: str) -> list[Any]:
         return [one for one in self.updates if one.session_update == kind]
 
     def texts(self, kind: str = "agent_message_chunk") -> str:
-        contents = [one.content for one in self.told(kind)]
+        contents = [one.content for one in self.updates_of(kind)]
         return "".join(content.text for content in contents if content.type == "text")
 
     def statuses(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from tests.acp import fake_dialects
-from tests.acp.fake_dialects import Say
+from tests.acp.fake_dialects import Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class BreakOff:
     text: str = ""
 
 
-Answer = Say | Refuse | Hang | BreakOff
+Answer = Reply | Refuse | Hang | BreakOff
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +113,19 @@ class FakeEndpoint:
             case Refuse(status, message, code):
                 error = {"message": message, "code": code, "type": "invalid_request_error"}
                 _write(writer, status, {"type": "error", "error": error})
-            case Say():
+            case Reply():
                 _write_head(writer)
                 writer.write("".join(frames(answer)).encode())
                 await writer.drain()
                 return False
             case BreakOff(text):
                 _write_head(writer)
-                writer.write("".join(frames(Say(text))[: fake_dialects.NUM_BEGINNING]).encode())
+                writer.write("".join(frames(Reply(text))[: fake_dialects.NUM_BEGINNING]).encode())
                 await writer.drain()
                 return False
             case Hang(text):
                 _write_head(writer)
-                writer.write("".join(frames(Say(text))[: fake_dialects.NUM_BEGINNING]).encode())
+                writer.write("".join(frames(Reply(text))[: fake_dialects.NUM_BEGINNING]).encode())
                 await writer.drain()
                 answer.begun.set()
                 await reader.read()

@@ -18,7 +18,7 @@ from helexa_acp.history import AssistantTurn, Image, Text, ToolCall, ToolResult,
 LONG = "x" * 3500
 
 
-def said(text: str) -> UserTurn:
+def user_turn(text: str) -> UserTurn:
     return UserTurn((Text(text),))
 
 
@@ -31,7 +31,7 @@ def result(name: str, text: str = LONG) -> ToolResult:
 
 
 def conversation(num_rounds: int) -> list[Turn]:
-    turns: list[Turn] = [said(LONG)]
+    turns: list[Turn] = [user_turn(LONG)]
     for i in range(num_rounds):
         turns += [called(f"c{i}", LONG), result(f"c{i}")]
     return turns
@@ -72,7 +72,7 @@ def test_the_oldest_results_go_first() -> None:
 
 def test_then_what_the_assistant_wrote() -> None:
     """The first turn, the user's and the last four stay, and calls keep their results."""
-    turns = [*conversation(4), said(LONG)]
+    turns = [*conversation(4), user_turn(LONG)]
     kept = project(turns, budget=0, fixed_tokens=0)
     assert not kept.can_shrink
     assert kept.turns[0] == turns[0]
@@ -84,7 +84,7 @@ def test_then_what_the_assistant_wrote() -> None:
 
 
 def test_short_results_stay() -> None:
-    turns = [said("a"), called("c"), result("c", "y" * 255), *conversation(2)]
+    turns = [user_turn("a"), called("c"), result("c", "y" * 255), *conversation(2)]
     assert project(turns, budget=0, fixed_tokens=0).turns[2] == turns[2]
 
 
@@ -109,7 +109,7 @@ def test_what_compact_asked_for_goes_whatever_the_budget() -> None:
 )
 def test_it_never_grows_and_never_loses_a_turn(kinds: list[str], budget: int, scale: float) -> None:
     makers = {
-        "user": lambda: said(LONG),
+        "user": lambda: user_turn(LONG),
         "call": lambda: called("c", LONG),
         "result": lambda: result("c"),
     }

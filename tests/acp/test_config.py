@@ -94,7 +94,7 @@ def test_where_things_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "message"),
     [
         ({}, "at least one"),
         ({"endpoints": "home"}, "wrong type"),
@@ -115,8 +115,8 @@ def test_where_things_are() -> None:
         ({"endpoints": one()["endpoints"] * 2}, "two endpoints"),
     ],
 )
-def test_mistakes_are_named(table: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_mistakes_are_named(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         from_table(table, {})
 
 

@@ -21,7 +21,7 @@ from helexa_acp.service import Sessions
 from helexa_acp.store import SessionStore
 from helexa_acp.transport import LineTransport, MalformedError, parse
 from tests.acp.bridge import endpoint_table
-from tests.acp.fake_dialects import Say
+from tests.acp.fake_dialects import Reply
 from tests.acp.fake_endpoint import FakeEndpoint
 
 
@@ -51,7 +51,7 @@ class Wire:
 
 @pytest.fixture
 async def wire(tmp_path: Path, endpoint: FakeEndpoint) -> AsyncIterator[Wire]:
-    endpoint.will(Say("Hello."))
+    endpoint.will(Reply("Hello."))
     config = from_table(endpoint_table(endpoint.url), {})
     endpoints = Endpoints(config)
     sessions = Sessions(config, endpoints, SessionStore(tmp_path / "sessions"))

@@ -66,7 +66,7 @@ def test_which_statements_are_models() -> None:
     assert "".join(statement for _, statement in parts) == source
 
 
-def told_by(script: str, folder: Path) -> object:
+def output_of(script: str, folder: Path) -> object:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
         cwd=folder,
@@ -102,8 +102,8 @@ def test_every_model_is_what_it_is_without() -> None:
             return [without_descriptions(v) for v in value] if isinstance(value, list) else value
     """
     folder = PACKAGE_DIR
-    usual = told_by(textwrap.dedent(without) + textwrap.dedent(schemas), folder)
-    lazy = told_by(
+    usual = output_of(textwrap.dedent(without) + textwrap.dedent(schemas), folder)
+    lazy = output_of(
         "import helexa_acp.quick_import\n" + textwrap.dedent(without) + textwrap.dedent(schemas),
         folder,
     )
@@ -114,7 +114,7 @@ def test_every_model_is_what_it_is_without() -> None:
 @pytest.mark.slow
 def test_few_models_are_made_and_few_modules_imported(tmp_path: Path) -> None:
     """For a session, and for each SDK's client."""
-    told = told_by(
+    answer = output_of(
         f"""
         import json, sys
         import helexa_acp.quick_import
@@ -139,7 +139,7 @@ def test_few_models_are_made_and_few_modules_imported(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert isinstance(told, list)
-    made, modules, _ = told
+    assert isinstance(answer, list)
+    made, modules, _ = answer
     assert made < 10
     assert modules < 1500, "three thousand are there"

@@ -10,7 +10,7 @@ import pytest
 from acp import RequestError
 
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table
-from tests.acp.fake_dialects import Say
+from tests.acp.fake_dialects import Reply
 from tests.acp.fake_endpoint import FakeEndpoint, Refuse
 from tests.acp.waiting import until
 
@@ -20,7 +20,7 @@ READ = (("read_file", {"path": "big.txt"}),)
 async def fill(bridge: Bridge, endpoint: FakeEndpoint, num_rounds: int) -> None:
     (bridge.project / "big.txt").write_text("line\n" * 2000)
     endpoint.answers.clear()
-    endpoint.will(*[Say(calls=READ)] * num_rounds, Say("Read."))
+    endpoint.will(*[Reply(calls=READ)] * num_rounds, Reply("Read."))
     await bridge.ask("Read it again and again.")
 
 
@@ -64,13 +64,13 @@ async def test_a_refusal_teaches_the_window(tmp_path: Path, endpoint: FakeEndpoi
         assert elided(endpoint.prompts[-1]) == 0
         too_long = Refuse(400, "This model's limit is 9000 tokens.", "context_length_exceeded")
         endpoint.answers.clear()
-        endpoint.will(too_long, too_long, Say("Shorter."))
+        endpoint.will(too_long, too_long, Reply("Shorter."))
         assert (await bridge.ask("And now?")).stop_reason == "end_turn"
         sizes = [len(json.dumps(body)) for body in endpoint.prompts[-3:]]
         assert sizes[0] > sizes[1] > sizes[2]
 
 
-async def test_what_never_fits_is_told(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+async def test_what_never_fits_is_reported(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     endpoint.will(Refuse(400, "The limit is 10 tokens.", "context_length_exceeded"))
     await bridge.open()
     with pytest.raises(RequestError, match="The limit is 10 tokens"):
@@ -80,7 +80,8 @@ async def test_what_never_fits_is_told(bridge: Bridge, endpoint: FakeEndpoint) -
 async def test_a_call_that_is_repaired(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     (bridge.project / "a.txt").write_text("found me")
     endpoint.will(
-        Say(calls=(("", '{"name": "read_file", "arguments": {"path": "a.txt"}}}}'),)), Say("Done.")
+        Reply(calls=(("", '{"name": "read_file", "arguments": {"path": "a.txt"}}}}'),)),
+        Reply("Done."),
     )
     await bridge.open()
     await bridge.ask("Read a.txt.")
@@ -90,12 +91,13 @@ async def test_a_call_that_is_repaired(bridge: Bridge, endpoint: FakeEndpoint) -
 
 async def test_a_call_that_is_not_understood(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     endpoint.will(
-        Say(calls=(("", '{"path": "a.txt"}'), ("rm_rf", {}), ("bash", '{"command'))), Say("Sorry.")
+        Reply(calls=(("", '{"path": "a.txt"}'), ("rm_rf", {}), ("bash", '{"command'))),
+        Reply("Sorry."),
     )
     await bridge.open()
     assert (await bridge.ask("Do it.")).stop_reason == "end_turn"
     assert list(bridge.editor.statuses().values()) == ["failed"] * 3
-    assert {one.title for one in bridge.editor.told("tool_call")} == {"<invalid>"}
+    assert {one.title for one in bridge.editor.updates_of("tool_call")} == {"<invalid>"}
     results = [one for one in endpoint.prompts[-1]["messages"] if one["role"] == "tool"]
     assert len(results) == 3
     assert all(one["content"].startswith("ERROR: this call was not") for one in results)
@@ -105,7 +107,7 @@ async def test_a_call_that_is_not_understood(bridge: Bridge, endpoint: FakeEndpo
 
 async def test_a_call_that_was_cut_off_is_not_run(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     call = ("bash", {"command": "touch a"})
-    endpoint.will(Say(calls=(call,), reason="length"))
+    endpoint.will(Reply(calls=(call,), reason="length"))
     await bridge.open()
     await bridge.set_mode("bypassPermissions")
     assert (await bridge.ask("Do it.")).stop_reason == "max_tokens"
@@ -113,11 +115,11 @@ async def test_a_call_that_was_cut_off_is_not_run(bridge: Bridge, endpoint: Fake
 
 
 async def test_commands(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    endpoint.will(Say("Hello.", num_input=70, num_output=5))
+    endpoint.will(Reply("Hello.", num_input=70, num_output=5))
     await bridge.open()
     await bridge.ask("Hello!")
-    await until(lambda: bridge.editor.told("available_commands_update"))
-    listed = bridge.editor.told("available_commands_update")
+    await until(lambda: bridge.editor.updates_of("available_commands_update"))
+    listed = bridge.editor.updates_of("available_commands_update")
     names = [command.name for command in listed[0].available_commands]
     assert names == ["help", "clear", "compact", "usage", "model", "mode", "tools"]
     expected = {
@@ -130,10 +132,10 @@ async def test_commands(bridge: Bridge, endpoint: FakeEndpoint) -> None:
         "/compact": "in short",
         "/clear": "forgotten",
     }
-    for command, told in expected.items():
+    for command, expected_text in expected.items():
         bridge.editor.updates.clear()
         assert (await bridge.ask(command)).stop_reason == "end_turn"
-        assert told in bridge.editor.texts()
+        assert expected_text in bridge.editor.texts()
     assert len(endpoint.prompts) == 1, "commands do not ask the model"
     await bridge.ask("/etc/hosts: what is that?")
     assert endpoint.prompts[-1]["model"] == "other"
@@ -149,7 +151,7 @@ async def test_compact_shortens_what_is_sent(bridge: Bridge, endpoint: FakeEndpo
 
 
 async def test_thinking_that_is_refused_is_left_out(tmp_path: Path, endpoint: FakeEndpoint) -> None:
-    endpoint.will(Refuse(400, "adaptive thinking is not supported on this model"), Say("Yes."))
+    endpoint.will(Refuse(400, "adaptive thinking is not supported on this model"), Reply("Yes."))
     table = endpoint_table(endpoint.url, "anthropic-messages")
     async with bridge_here(tmp_path, table) as bridge:
         await bridge.open()

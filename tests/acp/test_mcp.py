@@ -17,7 +17,7 @@ from helexa_acp.mcp.http import HttpTransport
 from helexa_acp.mcp.messages import parts_of, tools_of
 from helexa_acp.mcp.pool import tool_name
 from tests.acp.bridge import Bridge
-from tests.acp.fake_dialects import Say
+from tests.acp.fake_dialects import Reply
 from tests.acp.fake_endpoint import FakeEndpoint
 from tests.acp.mcp_server import answer
 from tests.acp.waiting import until
@@ -53,8 +53,8 @@ class HttpServer:
             reply = {"jsonrpc": "2.0", "id": message["id"], "result": result}
             status, kind, body = 200, "application/json", json.dumps(reply)
             if self.streams:
-                told = json.dumps({"jsonrpc": "2.0", "method": "notifications/progress"})
-                kind, body = "text/event-stream", f": hi\ndata: {told}\n\ndata: {body}\n\n"
+                sent_text = json.dumps({"jsonrpc": "2.0", "method": "notifications/progress"})
+                kind, body = "text/event-stream", f": hi\ndata: {sent_text}\n\ndata: {body}\n\n"
         writer.write(
             f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nMcp-Session-Id: s1\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
@@ -79,9 +79,9 @@ def names(body: dict[str, Any]) -> list[str]:
 
 async def test_a_server_over_stdio(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     endpoint.will(
-        Say(calls=(("mcp__sums__add", {"a": 2, "b": 3}), ("mcp__sums__draw", {}))),
-        Say(calls=(("mcp__sums__fail", {}),), call_id="last"),
-        Say("Five."),
+        Reply(calls=(("mcp__sums__add", {"a": 2, "b": 3}), ("mcp__sums__draw", {}))),
+        Reply(calls=(("mcp__sums__fail", {}),), call_id="last"),
+        Reply("Five."),
     )
     bridge.editor.permissions.extend(["allow_once"] * 3)
     await bridge.open(mcp_servers=[stdio()])
@@ -101,7 +101,7 @@ async def test_plan_mode_asks_for_tools_that_only_read(
     bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
     endpoint.will(
-        Say(calls=(("mcp__sums__add", {"a": 2, "b": 3}), ("mcp__sums__draw", {}))), Say("Five.")
+        Reply(calls=(("mcp__sums__add", {"a": 2, "b": 3}), ("mcp__sums__draw", {}))), Reply("Five.")
     )
     bridge.editor.permissions.append("allow_once")
     await bridge.open(mcp_servers=[stdio()])
@@ -111,7 +111,7 @@ async def test_plan_mode_asks_for_tools_that_only_read(
 
 
 async def test_a_call_is_cancelled(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    endpoint.will(Say(calls=(("mcp__sums__wait", {}),)), Say("Done."))
+    endpoint.will(Reply(calls=(("mcp__sums__wait", {}),)), Reply("Done."))
     await bridge.open(mcp_servers=[stdio()])
     await bridge.set_mode("bypassPermissions")
     asking = asyncio.create_task(bridge.ask("Wait."))
@@ -119,7 +119,7 @@ async def test_a_call_is_cancelled(bridge: Bridge, endpoint: FakeEndpoint) -> No
     await bridge.cancel()
     assert (await asking).stop_reason == "cancelled"
     endpoint.answers.clear()
-    endpoint.will(Say(calls=(("mcp__sums__add", {"a": 1, "b": 1}),), call_id="x"), Say("Two."))
+    endpoint.will(Reply(calls=(("mcp__sums__add", {"a": 1, "b": 1}),), call_id="x"), Reply("Two."))
     await bridge.ask("Add.")
     assert bridge.editor.statuses()["x_0"] == "completed", "the server goes on"
 
@@ -127,22 +127,22 @@ async def test_a_call_is_cancelled(bridge: Bridge, endpoint: FakeEndpoint) -> No
 async def test_servers_that_fail_take_nothing_with_them(
     bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
-    endpoint.will(Say("Hello."))
+    endpoint.will(Reply("Hello."))
     none = McpServerStdio(name="none", command="/not/there", args=[], env=[])
     closed = HttpMcpServer(type="http", name="closed", url="http://127.0.0.1:9/", headers=[])
     servers = [none, stdio("dead", "dies"), stdio("no", "refuses"), closed, stdio("loud", "noise")]
     await bridge.open(mcp_servers=servers)
     assert (await bridge.ask("Hello!")).stop_reason == "end_turn"
-    told = bridge.editor.texts()
+    sent_text = bridge.editor.texts()
     for name, why in {
         "none": "did not start",
         "dead": "has ended",
         "no": "not today",
         "closed": "cannot be reached",
     }.items():
-        assert f"MCP server {name} cannot be used: " in told
-        assert why in told
-    assert "loud" not in told
+        assert f"MCP server {name} cannot be used: " in sent_text
+        assert why in sent_text
+    assert "loud" not in sent_text
     assert "mcp__loud__add" in names(endpoint.prompts[0])
     bridge.editor.updates.clear()
     await bridge.ask("Hello again!")
@@ -154,7 +154,7 @@ async def test_a_server_over_http(
     bridge: Bridge, endpoint: FakeEndpoint, http_server: HttpServer, streams: bool
 ) -> None:
     http_server.streams = streams
-    endpoint.will(Say(calls=(("mcp__web__add", {"a": 2, "b": 3}),)), Say("Five."))
+    endpoint.will(Reply(calls=(("mcp__web__add", {"a": 2, "b": 3}),)), Reply("Five."))
     headers = [HttpHeader(name="Authorization", value="Bearer t")]
     web = HttpMcpServer(type="http", name="web", url=http_server.url, headers=headers)
     await bridge.open(mcp_servers=[web])
@@ -191,7 +191,7 @@ def test_names_that_apis_take() -> None:
     assert long != tool_name("s" * 50, "t" * 51)
 
 
-def test_what_servers_may_say() -> None:
+def test_what_servers_may_answer() -> None:
     for odd in ({}, {"tools": 1}, {"tools": [1, {}, {"name": None}]}):
         assert tools_of(odd) == []
     (tool,) = tools_of({"tools": [{"name": "x", "inputSchema": {"properties": 3}}]})

@@ -57,7 +57,7 @@ def test_every_setting_is_in_the_readme() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "exit_code", "said"),
+    ("arguments", "exit_code", "expected"),
     [
         (["--help"], 0, "usage: helexa-acp"),
         (["--version"], 0, f"helexa-acp {helexa_acp.__version__}"),
@@ -65,8 +65,8 @@ def test_every_setting_is_in_the_readme() -> None:
         ([], 1, "an editor starts this"),  # with nothing to read
     ],
 )
-def test_it_says_what_it_is_where_no_editor_starts_it(
-    tmp_path: Path, arguments: list[str], exit_code: int, said: str
+def test_it_prints_what_it_is_where_no_editor_starts_it(
+    tmp_path: Path, arguments: list[str], exit_code: int, expected: str
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "helexa_acp", *arguments],
@@ -78,7 +78,7 @@ def test_it_says_what_it_is_where_no_editor_starts_it(
         check=False,
     )
     assert done.returncode == exit_code
-    assert said in (done.stdout if exit_code == 0 else done.stderr)
+    assert expected in (done.stdout if exit_code == 0 else done.stderr)
     assert "Traceback" not in done.stderr
 
 

@@ -7,17 +7,17 @@ import json
 
 from tests.acp.bridge import Bridge
 from tests.acp.editor import WITH_FILES
-from tests.acp.fake_dialects import Say
+from tests.acp.fake_dialects import Reply
 from tests.acp.fake_endpoint import FakeEndpoint
 
 
-def calls(*made: tuple[str, dict[str, object]], call_id: str = "call") -> Say:
-    return Say(calls=made, call_id=call_id)
+def calls(*made: tuple[str, dict[str, object]], call_id: str = "call") -> Reply:
+    return Reply(calls=made, call_id=call_id)
 
 
 async def test_once_is_once(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     edit = ("write_file", {"path": "a.txt", "content": "new"})
-    endpoint.will(calls(edit), calls(edit, call_id="again"), Say("Done."))
+    endpoint.will(calls(edit), calls(edit, call_id="again"), Reply("Done."))
     bridge.editor.permissions.extend(["allow_once", "reject_once"])
     await bridge.open()
     await bridge.ask("Write.")
@@ -31,7 +31,7 @@ async def test_once_is_once(bridge: Bridge, endpoint: FakeEndpoint) -> None:
 
 async def test_always_is_for_this_session(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     edits = [("write_file", {"path": f"{i}.txt", "content": "x"}) for i in range(3)]
-    endpoint.will(calls(*edits), Say("Done."))
+    endpoint.will(calls(*edits), Reply("Done."))
     bridge.editor.permissions.append("allow_always")
     await bridge.open()
     await bridge.ask("Write.")
@@ -39,7 +39,7 @@ async def test_always_is_for_this_session(bridge: Bridge, endpoint: FakeEndpoint
     assert sorted(path.name for path in bridge.project.iterdir()) == ["0.txt", "1.txt", "2.txt"]
     await bridge.new()
     endpoint.answers.clear()
-    endpoint.will(calls(edits[0]), Say("Done."))
+    endpoint.will(calls(edits[0]), Reply("Done."))
     bridge.editor.permissions.append("reject_once")
     await bridge.ask("Again, in another session.")
     assert len(bridge.editor.asked) == 2
@@ -56,7 +56,7 @@ async def test_always_in_the_project_is_not_elsewhere(
             ("write_file", {"path": "../outside.txt", "content": "x"}),
             ("write_file", {"path": "link.txt", "content": "x"}),
         ),
-        Say("Done."),
+        Reply("Done."),
     )
     bridge.editor.permissions.extend(["allow_always", "reject_once", "reject_once"])
     await bridge.open()
@@ -67,7 +67,7 @@ async def test_always_in_the_project_is_not_elsewhere(
 
 async def test_always_for_a_command_is_that_command(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     touch = ("bash", {"command": "echo x >> log"})
-    endpoint.will(calls(touch, touch, ("bash", {"command": "rm log"})), Say("Done."))
+    endpoint.will(calls(touch, touch, ("bash", {"command": "rm log"})), Reply("Done."))
     bridge.editor.permissions.extend(["allow_always", "reject_once"])
     await bridge.open()
     await bridge.ask("Run.")
@@ -76,7 +76,7 @@ async def test_always_for_a_command_is_that_command(bridge: Bridge, endpoint: Fa
 
 
 async def test_a_dismissed_question_is_a_no(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    endpoint.will(calls(("bash", {"command": "touch a"})), Say("Done."))
+    endpoint.will(calls(("bash", {"command": "touch a"})), Reply("Done."))
     bridge.editor.permissions.append(None)
     await bridge.open()
     assert (await bridge.ask("Run.")).stop_reason == "end_turn"
@@ -84,7 +84,9 @@ async def test_a_dismissed_question_is_a_no(bridge: Bridge, endpoint: FakeEndpoi
 
 
 async def test_cancelled_while_it_asks(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    endpoint.will(calls(("bash", {"command": "touch a"}), ("list_dir", {"path": "."})), Say("Ok."))
+    endpoint.will(
+        calls(("bash", {"command": "touch a"}), ("list_dir", {"path": "."})), Reply("Ok.")
+    )
     await bridge.open()
     asking = asyncio.create_task(bridge.ask("Run."))
     await bridge.editor.is_asked.wait()
@@ -99,7 +101,7 @@ async def test_cancelled_while_it_asks(bridge: Bridge, endpoint: FakeEndpoint) -
 
 
 async def test_bypass_asks_nothing(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    endpoint.will(calls(("bash", {"command": "echo hello > a"})), Say("Done."))
+    endpoint.will(calls(("bash", {"command": "echo hello > a"})), Reply("Done."))
     await bridge.open()
     await bridge.set_mode("bypassPermissions")
     await bridge.ask("Run.")
@@ -110,7 +112,7 @@ async def test_bypass_asks_nothing(bridge: Bridge, endpoint: FakeEndpoint) -> No
 async def test_plan_mode_writes_plans_alone(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     await bridge.open(WITH_FILES)
     await bridge.set_mode("plan")
-    endpoint.will(Say("Hm."))
+    endpoint.will(Reply("Hm."))
     await bridge.ask("What may you do?")
     system = endpoint.prompts[0]["messages"][0]["content"]
     plans = system.partition("plans, in ")[2].partition(". When")[0]
@@ -130,7 +132,7 @@ async def test_plan_mode_writes_plans_alone(bridge: Bridge, endpoint: FakeEndpoi
             ("edit_file", {"path": f"{plans}/plan.md", "old_text": "think", "new_text": "do"}),
             ("bash", {"command": "touch a"}),
         ),
-        Say("Planned."),
+        Reply("Planned."),
     )
     assert "/mode" not in bridge.editor.texts()
     await bridge.ask("Plan it.")
@@ -145,7 +147,7 @@ async def test_plan_mode_writes_plans_alone(bridge: Bridge, endpoint: FakeEndpoi
 
 async def test_the_mode_at_the_answer_counts(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     """Who goes to plan mode while a question is open means it."""
-    endpoint.will(calls(("bash", {"command": "touch a"})), Say("Done."))
+    endpoint.will(calls(("bash", {"command": "touch a"})), Reply("Done."))
     await bridge.open()
     asking = asyncio.create_task(bridge.ask("Run."))
     await bridge.editor.is_asked.wait()

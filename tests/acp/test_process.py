@@ -16,7 +16,7 @@ from acp.schema import McpServerStdio
 
 from tests.acp.bridge import bridge_process, environment
 from tests.acp.editor import WITH_TERMINALS
-from tests.acp.fake_dialects import Say
+from tests.acp.fake_dialects import Reply
 from tests.acp.fake_endpoint import BreakOff, FakeEndpoint, Hang, Refuse
 
 BROKEN = "def total(prices):\n    return sum(prices) + 1\n"
@@ -38,10 +38,10 @@ async def test_a_whole_task(tmp_path: Path, endpoint: FakeEndpoint) -> None:
         return ("edit_file", {"path": "shop.py", "old_text": old, "new_text": new})
 
     endpoint.will(
-        Say("I look.", calls=(("read_file", {"path": "shop.py"}), ("list_dir", {"path": "."}))),
-        Say(calls=(edit("+ 1", "+ 2"), run_tests), call_id="wrong"),
-        Say("Still wrong.", calls=(edit(" + 2", ""), run_tests), call_id="right"),
-        Say("The total is right now."),
+        Reply("I look.", calls=(("read_file", {"path": "shop.py"}), ("list_dir", {"path": "."}))),
+        Reply(calls=(edit("+ 1", "+ 2"), run_tests), call_id="wrong"),
+        Reply("Still wrong.", calls=(edit(" + 2", ""), run_tests), call_id="right"),
+        Reply("The total is right now."),
     )
     settings = {"HELEXA_ACP_BASE_URL": endpoint.url, "HELEXA_ACP_MODEL": "fake-model"}
     async with bridge_process(tmp_path, **settings) as (bridge, process):
@@ -74,7 +74,7 @@ async def test_a_whole_task(tmp_path: Path, endpoint: FakeEndpoint) -> None:
 
 async def test_after_a_crash_the_rounds_are_there(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     hang = Hang("I think")
-    endpoint.will(Say("I look.", calls=(("list_dir", {"path": "."}),)), hang)
+    endpoint.will(Reply("I look.", calls=(("list_dir", {"path": "."}),)), hang)
     settings = {"HELEXA_ACP_BASE_URL": endpoint.url, "HELEXA_ACP_MODEL": "fake-model"}
     async with bridge_process(tmp_path, **settings) as (bridge, process):
         await bridge.open()
@@ -84,7 +84,7 @@ async def test_after_a_crash_the_rounds_are_there(tmp_path: Path, endpoint: Fake
         await asyncio.wait([asking])
         session_id = bridge.session_id
     endpoint.answers.clear()
-    endpoint.will(Say("Nothing."))
+    endpoint.will(Reply("Nothing."))
     async with bridge_process(tmp_path, **settings) as (bridge, process):
         await bridge.connection.initialize(protocol_version=1)
         await bridge.connection.load_session(
@@ -113,8 +113,8 @@ async def test_the_other_apis(tmp_path: Path, endpoint: FakeEndpoint, wire_api: 
     )
     endpoint.will(
         Refuse(401, "That key is none.", "invalid_api_key"),
-        Say("I look.", calls=(("list_dir", {"path": "."}),)),
-        Say("Nothing is here."),
+        Reply("I look.", calls=(("list_dir", {"path": "."}),)),
+        Reply("Nothing is here."),
         BreakOff("It is a"),
     )
     async with bridge_process(tmp_path, HELEXA_ACP_CONFIG_PATH=str(path)) as (bridge, _):
@@ -131,7 +131,7 @@ async def test_the_other_apis(tmp_path: Path, endpoint: FakeEndpoint, wire_api: 
             await bridge.ask("And then?")
 
 
-def test_a_broken_configuration_is_said(tmp_path: Path) -> None:
+def test_a_broken_configuration_is_reported(tmp_path: Path) -> None:
     config = tmp_path / "config" / "helexa-acp" / "config.toml"
     config.parent.mkdir(parents=True)
     config.write_text("surprise = 1\n[[endpoints]]\nname = 'a'\nbase_url = 'http://a'\n")

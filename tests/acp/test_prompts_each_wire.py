@@ -13,27 +13,27 @@ from acp import RequestError, image_block
 
 from tests.acp.bridge import Bridge
 from tests.acp.editor import WITH_FILES
-from tests.acp.fake_dialects import Say
+from tests.acp.fake_dialects import Reply
 from tests.acp.fake_endpoint import BreakOff, FakeEndpoint, Hang, Refuse
 
 
 async def test_an_answer_streams(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    endpoint.will(Say("Hello, editor.", thought="They greet me.", num_input=120, num_output=7))
+    endpoint.will(Reply("Hello, editor.", thought="They greet me.", num_input=120, num_output=7))
     await each_bridge.open()
     answer = await each_bridge.ask("Hello!")
     editor = each_bridge.editor
     assert answer.stop_reason == "end_turn"
     assert editor.texts() == "Hello, editor."
     assert editor.texts("agent_thought_chunk") == "They greet me."
-    assert len(editor.told("agent_message_chunk")) > 1
+    assert len(editor.updates_of("agent_message_chunk")) > 1
     assert answer.usage is not None
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (120, 7)
-    (context,) = editor.told("usage_update")
+    (context,) = editor.updates_of("usage_update")
     assert (context.used, context.size) == (127, 100_000)
 
 
 async def test_headers_and_limits(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    endpoint.will(Say("Yes."))
+    endpoint.will(Reply("Yes."))
     await each_bridge.open()
     await each_bridge.ask("Hello!")
     asked = next(one for one in endpoint.received if one.body.get("stream"))
@@ -50,8 +50,8 @@ async def test_headers_and_limits(each_bridge: Bridge, endpoint: FakeEndpoint) -
 async def test_a_call_is_run_and_answered(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
     (each_bridge.project / "notes.txt").write_text("buy milk\n")
     endpoint.will(
-        Say("Let me look.", calls=(("read_file", {"path": "notes.txt"}),), thought="A file."),
-        Say("It says: buy milk."),
+        Reply("Let me look.", calls=(("read_file", {"path": "notes.txt"}),), thought="A file."),
+        Reply("It says: buy milk."),
     )
     await each_bridge.open()
     answer = await each_bridge.ask("What is in my notes?")
@@ -92,7 +92,7 @@ async def test_thinking_that_was_signed_goes_back(tmp_path: Any, endpoint: FakeE
     table = endpoint_table(endpoint.url, "anthropic-messages")
     async with bridge_here(tmp_path, table) as bridge:
         endpoint.will(
-            Say(calls=(("list_dir", {"path": "."}),), thought="Look around."), Say("Empty.")
+            Reply(calls=(("list_dir", {"path": "."}),), thought="Look around."), Reply("Empty.")
         )
         await bridge.open()
         await bridge.ask("What is here?")
@@ -106,7 +106,7 @@ async def test_thinking_that_was_signed_goes_back(tmp_path: Any, endpoint: FakeE
 async def test_how_an_answer_ends(
     each_bridge: Bridge, endpoint: FakeEndpoint, reason: str, stop_reason: str
 ) -> None:
-    endpoint.will(Say("As far as it goes", reason=reason))
+    endpoint.will(Reply("As far as it goes", reason=reason))
     await each_bridge.open()
     assert (await each_bridge.ask("Go on.")).stop_reason == stop_reason
 
@@ -124,11 +124,11 @@ async def test_a_cancelled_request_ends_at_the_endpoint(
     async with asyncio.timeout(60):
         await hang.left.wait()
     endpoint.answers.clear()
-    endpoint.will(Say("Here I am."))
+    endpoint.will(Reply("Here I am."))
     assert (await each_bridge.ask("Still there?")).stop_reason == "end_turn"
 
 
-async def test_a_refusal_of_the_endpoint_is_told(
+async def test_a_refusal_of_the_endpoint_is_reported(
     each_bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
     endpoint.will(Refuse(401, "That key is none.", "invalid_api_key"))
@@ -136,7 +136,7 @@ async def test_a_refusal_of_the_endpoint_is_told(
     with pytest.raises(RequestError, match="That key is none"):
         await each_bridge.ask("Hello!")
     endpoint.answers.clear()
-    endpoint.will(Say("Now it works."))
+    endpoint.will(Reply("Now it works."))
     assert (await each_bridge.ask("And now?")).stop_reason == "end_turn"
 
 
@@ -151,7 +151,7 @@ async def test_a_stream_that_breaks_off_is_no_answer(
 
 async def test_an_image_goes_to_the_model(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
     data = base64.b64encode(b"\x89PNG not really").decode()
-    endpoint.will(Say("A picture."))
+    endpoint.will(Reply("A picture."))
     await each_bridge.open()
     await each_bridge.ask("What is this?", image_block(data, "image/png"))
     assert data in json.dumps(endpoint.prompts[0])
@@ -162,11 +162,11 @@ async def test_an_image_that_a_tool_read_goes_both_ways(
 ) -> None:
     (each_bridge.project / "cat.png").write_bytes(b"\x89PNG a cat")
     data = base64.b64encode(b"\x89PNG a cat").decode()
-    endpoint.will(Say(calls=(("read_file", {"path": "cat.png"}),)), Say("A cat."))
+    endpoint.will(Reply(calls=(("read_file", {"path": "cat.png"}),)), Reply("A cat."))
     await each_bridge.open()
     await each_bridge.ask("What is in cat.png?")
     assert data in json.dumps(endpoint.prompts[1])
-    shown = each_bridge.editor.told("tool_call_update")[-1].content
+    shown = each_bridge.editor.updates_of("tool_call_update")[-1].content
     assert [one.content.type for one in shown] == ["text", "image"]
     assert shown[1].content.data == data
 
@@ -178,8 +178,8 @@ async def test_tools_ride_in_the_prompt_where_the_api_has_none(
     call = '<tool_call>\n{"name": "read_file", "arguments": {"path": "notes.txt"}}\n</tool_call>'
     endpoint.will(
         Refuse(422, "This model's template has no place for tools.", "template_render_failed"),
-        Say(f"Let me look.\n{call}"),
-        Say("It says: buy milk."),
+        Reply(f"Let me look.\n{call}"),
+        Reply("It says: buy milk."),
     )
     await each_bridge.open()
     answer = await each_bridge.ask("What is in my notes?")
@@ -198,7 +198,7 @@ async def test_a_call_in_the_text_is_run(each_bridge: Bridge, endpoint: FakeEndp
     """A server that hands the model's markup through as text, although it takes tools."""
     (each_bridge.project / "notes.txt").write_text("buy milk\n")
     call = '{"arguments": {"name": "read_file", "path": "notes.txt"}}'
-    endpoint.will(Say(f"Let me look.\n<tool_call>\n{call}\n</tool_call>"), Say("Milk."))
+    endpoint.will(Reply(f"Let me look.\n<tool_call>\n{call}\n</tool_call>"), Reply("Milk."))
     await each_bridge.open()
     answer = await each_bridge.ask("What is in my notes?")
     assert answer.stop_reason == "end_turn"
@@ -207,11 +207,11 @@ async def test_a_call_in_the_text_is_run(each_bridge: Bridge, endpoint: FakeEndp
     assert "buy milk" in json.dumps(endpoint.prompts[1])
 
 
-async def test_a_broken_call_in_the_text_fails_and_the_model_is_told(
+async def test_a_broken_call_in_the_text_fails_and_the_model_reads_why(
     each_bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
     call = '{"name":"bash","arguments":{"command":"rm -rf build","cwd": /srv}}'
-    endpoint.will(Say(f"<tool_call>{call}</tool_call>"), Say("I try again."))
+    endpoint.will(Reply(f"<tool_call>{call}</tool_call>"), Reply("I try again."))
     await each_bridge.open()
     answer = await each_bridge.ask("Clean up.")
     assert answer.stop_reason == "end_turn"
@@ -224,7 +224,7 @@ async def test_rounds_calls_and_endpoints_are_logged(
 ) -> None:
     caplog.set_level(logging.INFO)
     (each_bridge.project / "notes.txt").write_text("buy milk\n")
-    endpoint.will(Say("", calls=(("read_file", {"path": "notes.txt"}),)), Say("Milk."))
+    endpoint.will(Reply("", calls=(("read_file", {"path": "notes.txt"}),)), Reply("Milk."))
     await each_bridge.open()
     await each_bridge.ask("What is in my notes?")
     lines = [record.getMessage() for record in caplog.records if "session" in record.getMessage()]
@@ -253,9 +253,9 @@ async def test_an_error_that_ends_a_prompt_is_logged(
 async def test_a_file_that_neither_reads_has_both_causes(
     each_bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
-    endpoint.will(Say(calls=(("read_file", {"path": "missing.txt"}),)), Say("It is not there."))
+    endpoint.will(Reply(calls=(("read_file", {"path": "missing.txt"}),)), Reply("It is not there."))
     await each_bridge.open(WITH_FILES)
     await each_bridge.ask("Read it.")
-    told = json.dumps(endpoint.prompts[1])
-    assert "No such file" in told
-    assert "not open here" in told
+    sent_body = json.dumps(endpoint.prompts[1])
+    assert "No such file" in sent_body
+    assert "not open here" in sent_body

@@ -197,7 +197,7 @@ RESPONSES: dict[str, list[Json]] = {
 }
 
 
-def said(events: Sequence[WireEvent]) -> tuple[str, list[CallMade]]:
+def text_and_calls(events: Sequence[WireEvent]) -> tuple[str, list[CallMade]]:
     texts = [event.text for event in events if isinstance(event, TextDelta)]
     return "".join(texts), [event for event in events if isinstance(event, CallMade)]
 
@@ -206,7 +206,7 @@ def said(events: Sequence[WireEvent]) -> tuple[str, list[CallMade]]:
 def test_chat_completions(name: str) -> None:
     answer = ChatAnswer()
     events = [event for one in CHAT[name] for event in fed(answer.feed, one)] + answer.finish()
-    assert said(events) == ("", [LS])
+    assert text_and_calls(events) == ("", [LS])
     if "easoning" in name:
         assert ThoughtDelta("Look.") in events
     assert isinstance(events[-1], Finished)
@@ -226,14 +226,14 @@ def test_two_calls_of_one_index_are_two(index: int | None, ids: tuple[str, str])
     for chunks in (apart, [chunk({"tool_calls": deltas})]):
         answer = ChatAnswer()
         events = [event for one in (*chunks, chunk({}, "stop")) for event in fed(answer.feed, one)]
-        assert said([*events, *answer.finish()]) == ("", calls)
+        assert text_and_calls([*events, *answer.finish()]) == ("", calls)
 
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_messages(name: str) -> None:
     answer = MessageAnswer()
     events = [event for one in MESSAGES[name] for event in fed(answer.feed, one)]
-    assert said(events) == ("I look.", [LS])
+    assert text_and_calls(events) == ("I look.", [LS])
     assert answer.is_ended
 
 
@@ -241,7 +241,7 @@ def test_messages(name: str) -> None:
 def test_responses(name: str) -> None:
     answer = ResponseAnswer()
     events = [event for one in RESPONSES[name] for event in fed(answer.feed, one)]
-    assert said(events) == ("I look.", [LS])
+    assert text_and_calls(events) == ("I look.", [LS])
     assert answer.is_ended
 
 
@@ -254,6 +254,6 @@ def test_what_is_malformed_is_skipped_with_a_line(caplog: pytest.LogCaptureFixtu
     bad: list[Any] = [3, {"choices": 3}, {"choices": [{"delta": "x", "finish_reason": []}]}]
     answer = ChatAnswer()
     events = [event for one in (*bad, *good) for event in fed(answer.feed, one)]
-    assert said([*events, *answer.finish()]) == ("", [LS])
+    assert text_and_calls([*events, *answer.finish()]) == ("", [LS])
     assert len(caplog.records) >= 4
     assert json.dumps({"choices": 3}) in caplog.text

@@ -12,7 +12,7 @@ from acp import RequestError
 from acp.schema import SseMcpServer
 
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table
-from tests.acp.fake_dialects import Say
+from tests.acp.fake_dialects import Reply
 from tests.acp.fake_endpoint import FakeEndpoint, Hang
 from tests.acp.waiting import has_ended, until
 
@@ -24,8 +24,8 @@ def session_file(bridge: Bridge) -> dict[str, Any]:
 
 
 async def test_what_is_announced(bridge: Bridge) -> None:
-    told = await bridge.connection.initialize(protocol_version=1)
-    can = told.agent_capabilities
+    capabilities = await bridge.connection.initialize(protocol_version=1)
+    can = capabilities.agent_capabilities
     assert can is not None
     assert can.load_session
     assert can.prompt_capabilities is not None
@@ -48,9 +48,9 @@ async def test_a_loaded_session_is_shown_and_gone_on_from(
 ) -> None:
     table = endpoint_table(endpoint.url)
     endpoint.will(
-        Say("I look.", calls=(("list_dir", {"path": "."}),), thought="Hm."),
-        Say(calls=(("update_plan", {"entries": [{"content": "rest", "status": "pending"}]}),)),
-        Say("It is empty."),
+        Reply("I look.", calls=(("list_dir", {"path": "."}),), thought="Hm."),
+        Reply(calls=(("update_plan", {"entries": [{"content": "rest", "status": "pending"}]}),)),
+        Reply("It is empty."),
     )
     async with bridge_here(tmp_path, table) as bridge:
         await bridge.open()
@@ -79,7 +79,7 @@ async def test_a_loaded_session_is_shown_and_gone_on_from(
         ]
         bridge.session_id = session_id
         endpoint.answers.clear()
-        endpoint.will(Say("Still empty."))
+        endpoint.will(Reply("Still empty."))
         await bridge.ask("And now?")
     roles = [message["role"] for message in endpoint.prompts[-1]["messages"]]
     assert roles == [
@@ -90,7 +90,7 @@ async def test_a_loaded_session_is_shown_and_gone_on_from(
 
 async def test_resume_shows_nothing_again(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     table = endpoint_table(endpoint.url)
-    endpoint.will(Say("Hello."))
+    endpoint.will(Reply("Hello."))
     async with bridge_here(tmp_path, table) as bridge:
         await bridge.open()
         await bridge.ask("Hello!")
@@ -101,14 +101,14 @@ async def test_resume_shows_nothing_again(tmp_path: Path, endpoint: FakeEndpoint
         await bridge.connection.resume_session(
             cwd=str(bridge.project), session_id=session_id, mcp_servers=[]
         )
-        assert not bridge.editor.told("user_message_chunk")
+        assert not bridge.editor.updates_of("user_message_chunk")
         await bridge.ask("Go on.")
     assert len(endpoint.prompts[-1]["messages"]) == 4
 
 
 async def test_a_session_is_open_in_one_place(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     table = endpoint_table(endpoint.url)
-    endpoint.will(Say("Hello."))
+    endpoint.will(Reply("Hello."))
     async with bridge_here(tmp_path, table) as first, bridge_here(tmp_path, table) as second:
         await first.open()
         await first.ask("Hello!")
@@ -125,7 +125,7 @@ async def test_a_session_is_open_in_one_place(tmp_path: Path, endpoint: FakeEndp
 
 async def test_the_file_is_written_every_round(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     hang = Hang("So")
-    endpoint.will(Say("I look.", calls=(("list_dir", {"path": "."}),)), hang)
+    endpoint.will(Reply("I look.", calls=(("list_dir", {"path": "."}),)), hang)
     await bridge.open()
     asking = asyncio.create_task(bridge.ask("What is here?"))
     await hang.begun.wait()
@@ -144,7 +144,7 @@ async def test_a_session_without_a_prompt_leaves_no_file(bridge: Bridge) -> None
 
 async def test_a_prompt_cancels_the_one_before(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     hang = Hang("Let me")
-    endpoint.will(hang, Say("Yes."))
+    endpoint.will(hang, Reply("Yes."))
     await bridge.open()
     first = asyncio.create_task(bridge.ask("A long story, please."))
     await hang.begun.wait()
@@ -158,7 +158,7 @@ async def test_a_prompt_cancels_the_one_before(bridge: Bridge, endpoint: FakeEnd
 
 async def test_sessions_do_not_wait_for_each_other(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     hang = Hang("Let me")
-    endpoint.will(hang, Say("Yes."))
+    endpoint.will(hang, Reply("Yes."))
     first_id = await bridge.open()
     first = asyncio.create_task(bridge.ask("A long story, please."))
     await hang.begun.wait()
@@ -170,7 +170,7 @@ async def test_sessions_do_not_wait_for_each_other(bridge: Bridge, endpoint: Fak
 
 async def test_a_cancelled_command_ends(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     script = "echo $$ > pid; sleep 600 & echo $! > child; wait"
-    endpoint.will(Say(calls=(("bash", {"command": script}),)), Say("Done."))
+    endpoint.will(Reply(calls=(("bash", {"command": script}),)), Reply("Done."))
     await bridge.open()
     await bridge.set_mode("bypassPermissions")
     asking = asyncio.create_task(bridge.ask("Wait."))
@@ -184,7 +184,7 @@ async def test_a_cancelled_command_ends(bridge: Bridge, endpoint: FakeEndpoint) 
 
 
 async def test_after_25_rounds_it_stops(bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    endpoint.will(Say(calls=(("list_dir", {"path": "."}),)))
+    endpoint.will(Reply(calls=(("list_dir", {"path": "."}),)))
     await bridge.open()
     assert (await bridge.ask("Go on for ever.")).stop_reason == "max_turn_requests"
     assert len(endpoint.prompts) == 25
@@ -193,7 +193,7 @@ async def test_after_25_rounds_it_stops(bridge: Bridge, endpoint: FakeEndpoint) 
 
 async def test_models_are_chosen(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     endpoint.models = [{"id": "a"}, {"id": "b:7"}, {"id": "vectors", "limit": {"output": 0}}]
-    endpoint.will(Say("Yes."))
+    endpoint.will(Reply("Yes."))
     table = endpoint_table(endpoint.url)
     del table["endpoints"][0]["default_model"]
     async with bridge_here(tmp_path, table) as bridge:
@@ -218,7 +218,7 @@ async def test_models_are_chosen(tmp_path: Path, endpoint: FakeEndpoint) -> None
 async def test_clients_of_an_older_protocol_choose_models_too(
     bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
-    endpoint.will(Say("Yes."))
+    endpoint.will(Reply("Yes."))
     endpoint.aliases = {"other"}
     await bridge.open()
     send: Any = bridge.connection._conn.send_request
@@ -236,7 +236,7 @@ async def test_clients_of_an_older_protocol_choose_models_too(
 async def test_a_model_that_does_not_exist_is_not_chosen(
     bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
-    endpoint.will(Say("Yes."))
+    endpoint.will(Reply("Yes."))
     await bridge.open()
     send: Any = bridge.connection._conn.send_request
     made = await send("session/new", {"cwd": str(bridge.project), "mcpServers": []})

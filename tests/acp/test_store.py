@@ -93,7 +93,7 @@ time.sleep(600)
 """
 
 
-def test_a_process_that_dies_lets_go(tmp_path: Path) -> None:
+def test_a_process_that_dies_releases_its_file(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -120,7 +120,7 @@ def test_ids_lead_nowhere_else(tmp_path: Path, session_id: str) -> None:
         store.hold(session_id)
 
 
-def test_broken_files_are_said_and_passed_over(tmp_path: Path) -> None:
+def test_broken_files_are_reported_and_passed_over(tmp_path: Path) -> None:
     store = SessionStore(tmp_path)
     good = stored("hxa-good")
     store.save(good, store.hold(good.session_id))

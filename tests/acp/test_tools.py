@@ -258,7 +258,7 @@ async def test_a_terminal_is_released_when_cancelled(shop: Workshop) -> None:
 async def test_a_plan_is_shown(shop: Workshop) -> None:
     entries = ["think", {"content": "do", "status": "in_progress", "priority": "high"}]
     await shop.run(update_plan.TOOL, entries=entries)
-    (plan,) = shop.editor.told("plan")
+    (plan,) = shop.editor.updates_of("plan")
     assert [(one.content, one.status, one.priority) for one in plan.entries] == [
         ("think", "pending", "medium"),
         ("do", "in_progress", "high"),

@@ -64,7 +64,7 @@ def test_a_subject_without_an_answer_has_a_gap() -> None:
     assert results.median(warm_name(cold), "ours") is not None
 
 
-def test_the_table_and_the_json_say_the_same() -> None:
+def test_the_table_and_the_json_agree() -> None:
     results, _ = results_of(1)
     text = io.StringIO()
     print_table(results, Console(file=text, width=200))

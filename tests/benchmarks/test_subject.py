@@ -7,7 +7,7 @@ import pytest
 from benchmarks.subject import SubjectError, SubjectProcess
 
 
-def test_a_subject_that_cannot_be_opened_says_so() -> None:
+def test_a_subject_that_cannot_be_opened_reports_it() -> None:
     with pytest.raises(SubjectError, match="no_such_subject ended with exit code 1"):
         SubjectProcess("no_such_subject")
 

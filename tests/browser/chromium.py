@@ -198,7 +198,7 @@ class Browser:
 
     def check(self) -> list[str]:
         """Wider than the screen, errors in the console, requests to other hosts."""
-        problems = [self._overflow(), *self._console(), *self._foreign_requests()]
+        problems = [self._overflow(), *self._console(), *self._requests_to_other_hosts()]
         return [f"{self.path}: {problem}" for problem in problems if problem]
 
     def photograph(self, name: str) -> None:
@@ -211,8 +211,8 @@ class Browser:
 
     def _take(self, file_name: str, **how: Any) -> None:
         SCREENSHOTS_DIR.mkdir(parents=True, exist_ok=True)
-        picture = self._driver.execute_cdp_cmd("Page.captureScreenshot", how)
-        (SCREENSHOTS_DIR / file_name).write_bytes(base64.b64decode(picture["data"]))
+        image = self._driver.execute_cdp_cmd("Page.captureScreenshot", how)
+        (SCREENSHOTS_DIR / file_name).write_bytes(base64.b64decode(image["data"]))
 
     def _overflow(self) -> str:
         width, seen = self.run(
@@ -224,7 +224,7 @@ class Browser:
         entries = self._driver.get_log("browser")
         return [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
 
-    def _foreign_requests(self) -> list[str]:
+    def _requests_to_other_hosts(self) -> list[str]:
         found = []
         for entry in self._driver.get_log("performance"):
             event = json.loads(entry["message"])["message"]

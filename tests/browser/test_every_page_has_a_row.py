@@ -9,7 +9,7 @@ DELETIONS = "_delete"
 """The admin's own page, looked at for one kind of row."""
 
 
-def test_every_route_is_a_page_with_a_row_or_says_why_it_is_none() -> None:
+def test_every_route_is_a_page_with_a_row_or_names_the_reason_it_is_none() -> None:
     known = set(rows()) | set(NO_PAGES)
     assert {one for one in routes() if one not in known and not one.endswith(DELETIONS)} == set()
 
@@ -19,7 +19,7 @@ def test_no_row_is_of_a_page_that_is_gone() -> None:
     assert set(rows()) & set(NO_PAGES) == set()
 
 
-def test_each_visitor_has_pages_with_pictures_of_their_own() -> None:
+def test_each_visitor_has_pages_with_images_of_their_own() -> None:
     for who in Who:
         names = [name for name, _ in pages_of(who)]
         assert names

@@ -73,7 +73,7 @@ def test_an_operators_first_hour(browser: Browser, serve: Serve, default_gguf: P
     browser.start_anew(DESKTOP)
     browser.log_in(COLLEAGUE, PASSWORD)
     browser.wait_for_path("/playground/")
-    chat_until_the_budget_says_stop(browser)
+    chat_until_the_budget_stops_it(browser)
     read_ones_usage(browser)
 
     browser.start_anew(DESKTOP)
@@ -147,7 +147,7 @@ def serve_answers(serve: Serve, key: str) -> bool:
     return usage.status_code == 200
 
 
-def chat_until_the_budget_says_stop(browser: Browser) -> None:
+def chat_until_the_budget_stops_it(browser: Browser) -> None:
     browser.wait(lambda: browser.run(CHOSEN_MODEL) == MODEL, "the model is there to choose")
     browser.type('[name="temperature"]', "0")
     for number in range(MAX_QUESTIONS):

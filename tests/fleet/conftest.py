@@ -161,9 +161,9 @@ def beat(publish: Callable[..., NeuronHeartbeat]) -> Callable[..., NeuronHeartbe
     """The neuron speaks: into Redis, and recorded."""
 
     def beat(*args: Any, **changes: Any) -> NeuronHeartbeat:
-        told = publish(*args, **changes)
-        services.heartbeat_record(heartbeat=told)
-        return told
+        published = publish(*args, **changes)
+        services.heartbeat_record(heartbeat=published)
+        return published
 
     return beat
 

@@ -47,13 +47,13 @@ def report(neuron: str = "beast", **changes: Any) -> CacheReport:
 
 
 @pytest.fixture
-def say(redis_db: redis.Redis) -> Callable[..., None]:
+def publish_report(redis_db: redis.Redis) -> Callable[..., None]:
     """The neuron reports its downloads."""
 
-    def say(neuron: str = "beast", **changes: Any) -> None:
+    def publish_report(neuron: str = "beast", **changes: Any) -> None:
         redis_db.set(downloads_key(neuron), encode_cache_report(report(neuron, **changes)))
 
-    return say
+    return publish_report
 
 
 @pytest.fixture

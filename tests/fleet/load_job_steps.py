@@ -43,7 +43,7 @@ def fresh(job: LoadJob) -> LoadJob:
     return LoadJob.objects.get(pk=job.pk)
 
 
-def hear(build, job: LoadJob, status: ReplicaStatus, **values) -> LoadJob:
+def observe(build, job: LoadJob, status: ReplicaStatus, **values) -> LoadJob:
     """The neuron's next heartbeat says this of the job's replica."""
     state = build.replica(**{"job_id": str(job.pk), "status": status} | values)
     services.heartbeat_record(heartbeat=build.heartbeat(replicas=[state]))

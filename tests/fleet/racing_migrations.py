@@ -18,5 +18,5 @@ processes = [
     )
     for _ in range(3)
 ]
-said = [process.communicate(timeout=110)[0] for process in processes]
-print(json.dumps({"codes": [process.returncode for process in processes], "said": said}))
+outputs = [process.communicate(timeout=110)[0] for process in processes]
+print(json.dumps({"codes": [process.returncode for process in processes], "said": outputs}))

@@ -73,13 +73,13 @@ def _sqlite_table(cursor: Any, name: str) -> Table:
     cursor.execute(SQLITE_UNIQUE, [name])
     # An index that a column's UNIQUE made is numbered: its columns are its name.
     unique = _grouped(cursor.fetchall())
-    told = {", ".join(found): found for found in unique.values()}
+    problems = {", ".join(found): found for found in unique.values()}
     cursor.execute("SELECT sql FROM sqlite_master WHERE name = %s", [name])
     checks = {
         key: sorted(columns.keys() & set(QUOTED.findall(condition)))
         for key, condition in NAMED_CHECK.findall(cursor.fetchone()[0])
     }
-    return Table(columns, told | checks)
+    return Table(columns, problems | checks)
 
 
 def _postgres_table(cursor: Any, name: str) -> Table:

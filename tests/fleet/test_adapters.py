@@ -140,17 +140,19 @@ def test_an_import_removes_a_base_with_its_adapters(sent: Any) -> None:
 
 
 @pytest.fixture
-def hear(build: Any) -> Any:
+def observe(build: Any) -> Any:
     """A heartbeat of a neuron whose ``tiny`` has these adapters; ``None``: it has no ``tiny``."""
     services.catalogue_model_create(actor=COMMAND, name="tiny", source="path:/tiny")
     services.catalogue_model_create(actor=COMMAND, name="tiny-sql", source="path:/sql", base="tiny")
 
-    def hear(*adapters: str, has_base: bool = True) -> None:
-        told = build.replica(stats=msgspec.structs.replace(build.stats(), adapters=list(adapters)))
-        heartbeat = build.heartbeat(replicas=[told] if has_base else [])
+    def observe(*adapters: str, has_base: bool = True) -> None:
+        with_adapters = build.replica(
+            stats=msgspec.structs.replace(build.stats(), adapters=list(adapters))
+        )
+        heartbeat = build.heartbeat(replicas=[with_adapters] if has_base else [])
         services.heartbeat_record(heartbeat=heartbeat)
 
-    return hear
+    return observe
 
 
 def unload(name: str = "tiny-sql") -> Any:
@@ -158,39 +160,39 @@ def unload(name: str = "tiny-sql") -> Any:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_adapter_is_unloaded_while_its_base_serves(hear: Any, sent: Any) -> None:
-    hear()
+def test_an_adapter_is_unloaded_while_its_base_serves(observe: Any, sent: Any) -> None:
+    observe()
     with pytest.raises(ReplicaNotFoundError, match="tiny-sql is not loaded on beast"):
         unload()
     assert services.model_unload_everywhere(actor=COMMAND, model_name="tiny-sql") == []
-    hear("tiny-sql", "tiny-other")
+    observe("tiny-sql", "tiny-other")
     (job,) = services.model_unload_everywhere(actor=COMMAND, model_name="tiny-sql")
     assert unload().pk == job.pk
     ((task, arguments, _),) = sent.tasks
     assert (task, arguments) == ("neuron.drop_adapter", ["tiny", "tiny-sql"])
-    hear("tiny-sql")  # a request has it
+    observe("tiny-sql")  # a request has it
     job.refresh_from_db()
     assert (job.status, job.progress_detail) == ("running", "waiting for the requests that use it")
-    hear("tiny-other")
+    observe("tiny-other")
     job.refresh_from_db()
     assert job.status == "succeeded"
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_adapter_is_gone_with_its_base(hear: Any, sent: Any) -> None:
-    hear("tiny-sql")
+def test_an_adapter_is_gone_with_its_base(observe: Any, sent: Any) -> None:
+    observe("tiny-sql")
     job = unload()
-    hear(has_base=False)
+    observe(has_base=False)
     job.refresh_from_db()
     assert job.status == "succeeded"
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_overview_says_where_an_adapter_is(hear: Any) -> None:
+def test_the_overview_reports_where_an_adapter_is(observe: Any) -> None:
     def status() -> str:
         return {model.name: model.status for model in fleet_overview().models}["tiny-sql"]
 
-    hear()
+    observe()
     assert status() == "unloaded"
-    hear("tiny-sql")
+    observe("tiny-sql")
     assert status() == "ready"

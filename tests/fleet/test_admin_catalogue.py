@@ -49,7 +49,7 @@ def test_adding_a_model(admin_client) -> None:
         ({"name": "nick"}, "is an alias already"),
     ],
 )
-def test_a_form_says_what_is_wrong(admin_client, changes: dict[str, str], message: str) -> None:
+def test_a_form_reports_what_is_wrong(admin_client, changes: dict[str, str], message: str) -> None:
     taken = services.catalogue_model_create(actor=COMMAND, name="taken", source="pypi:taken")
     services.alias_create(actor=COMMAND, name="nick", model=taken)
     response = admin_client.post(reverse("admin:fleet_cataloguemodel_add"), FORM | changes)
@@ -68,7 +68,7 @@ def test_changing_a_model_leaves_its_name(admin_client, model) -> None:
     assert (entry.source, entry.pinned, entry.max_output_tokens) == ("pypi:other", True, 128)
 
 
-def test_a_source_without_a_scheme_is_told_beside_its_field_what_one_looks_like(
+def test_a_source_without_a_scheme_shows_beside_its_field_what_one_looks_like(
     admin_client,
 ) -> None:
     answer = admin_client.post(
@@ -141,7 +141,7 @@ def test_a_model_that_was_loaded_is_deleted_and_leaves_its_neuron(
     assert LoadJob.objects.get(pk=job.pk).model_name == "tiny"
 
 
-def test_a_changed_context_says_what_runs_by_the_old_one_and_how_to_reload(
+def test_a_changed_context_reports_what_runs_by_the_old_one_and_how_to_reload(
     admin_client, model, beat, build, sent
 ) -> None:
     beat(replicas=[build.replica(spec_digest=model.entry().spec_digest())])
@@ -170,7 +170,7 @@ def test_a_pinned_model_that_is_kept_unloaded_shows_it(
     assert "beast (kept unloaded)" in page(admin_client, "cataloguemodel")
 
 
-def test_reloading_what_is_not_outdated_says_so(admin_client, model, beat, build, sent) -> None:
+def test_reloading_what_is_not_outdated_reports_it(admin_client, model, beat, build, sent) -> None:
     beat(replicas=[build.replica(spec_digest=model.entry().spec_digest())])
     html = act(admin_client, "cataloguemodel", "reload_outdated", model)
     assert "Nothing of tiny is outdated" in html

@@ -63,7 +63,9 @@ def test_what_has_changed_since_it_was_seen_is_not_applied(admin_client: Client)
         ({"file": SimpleUploadedFile("m.toml", b"\xff")}, "not text in UTF-8"),
     ],
 )
-def test_what_cannot_be_imported_is_said(admin_client: Client, given: dict, message: str) -> None:
+def test_what_cannot_be_imported_is_reported(
+    admin_client: Client, given: dict, message: str
+) -> None:
     assert message in shown(admin_client, "import", **given)
 
 
@@ -93,17 +95,17 @@ def test_a_model_is_added_from_a_repository(admin_client: Client, publish) -> No
 
 @pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize(
-    ("device_gib", "said"),
+    ("device_gib", "expected"),
     [(16, "It is loaded when somebody asks"), (2, "No host can run tiny-q4_k_m: it needs a card")],
 )
 def test_what_is_added_is_promised_only_where_a_host_can_run_it(
-    admin_client: Client, beat, build, device_gib: int, said: str
+    admin_client: Client, beat, build, device_gib: int, expected: str
 ) -> None:
     beat(devices=[build.device(total_memory_bytes=device_gib * 1024**3, free_memory_bytes=1024**3)])
     given = {"repository": "org/tiny-gguf", "offer": "Q4_K_M", "name": "tiny-q4_k_m"}
     page = shown(admin_client, "hub", **given)
-    assert f"tiny-q4_k_m is in the catalogue. {said}" in page
-    assert ("It is loaded when somebody asks" in page) == said.startswith("It is")
+    assert f"tiny-q4_k_m is in the catalogue. {expected}" in page
+    assert ("It is loaded when somebody asks" in page) == expected.startswith("It is")
 
 
 @pytest.mark.usefixtures("hub")
@@ -124,7 +126,7 @@ def test_searching_and_what_this_build_does_not_run(admin_client: Client) -> Non
     assert "This build does not run it" not in gated
 
 
-def test_a_hub_out_of_reach_is_said(admin_client: Client, monkeypatch) -> None:
+def test_a_hub_out_of_reach_is_reported(admin_client: Client, monkeypatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     page = admin_client.get(url("hub"), {"repository": "org/dense"}).content.decode()
     assert "cannot be reached from here" in page

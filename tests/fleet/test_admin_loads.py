@@ -30,7 +30,7 @@ def test_load_goes_where_it_fits_and_ends_on_the_job(admin_client, model, beat, 
 
 
 @pytest.mark.usefixtures("beat")
-def test_load_with_no_neuron_says_so(admin_client, model, sent) -> None:
+def test_load_with_no_neuron_reports_it(admin_client, model, sent) -> None:
     html = act(admin_client, "cataloguemodel", "load_selected", model)
     assert "No neuron that could run tiny" in html
     assert sent.tasks == []
@@ -89,7 +89,9 @@ def test_unload_from_both_lists(admin_client, model, beat, build, sent) -> None:
     assert "unload" in page(admin_client, "loadjob")
 
 
-def test_unload_of_a_pinned_model_says_why_not(admin_client, model, beat, build, sent) -> None:
+def test_unload_of_a_pinned_model_names_what_forbids_it(
+    admin_client, model, beat, build, sent
+) -> None:
     beat(replicas=[build.replica()])
     CatalogueModel.objects.update(pinned=True)
     html = act(admin_client, "replica", "unload_selected", Replica.objects.get())
@@ -97,7 +99,7 @@ def test_unload_of_a_pinned_model_says_why_not(admin_client, model, beat, build,
     assert sent.tasks == []
 
 
-def test_unload_of_a_model_with_a_least_number_of_replicas_says_why_not(
+def test_unload_of_a_model_with_a_least_number_of_replicas_names_what_forbids_it(
     admin_client, model, beat, build, sent
 ) -> None:
     beat(replicas=[build.replica()])
@@ -107,7 +109,7 @@ def test_unload_of_a_model_with_a_least_number_of_replicas_says_why_not(
     assert sent.tasks == []
 
 
-def test_redis_away_is_said(admin_client, model, beat, build, sent, monkeypatch) -> None:
+def test_redis_away_is_reported(admin_client, model, beat, build, sent, monkeypatch) -> None:
     beat(replicas=[build.replica()])
     nowhere = redis.Redis.from_url("redis://127.0.0.1:1/0")
     monkeypatch.setattr(live, "redis_client", lambda: nowhere)
@@ -146,7 +148,7 @@ def test_a_replica_shows_what_quantising_cost(admin_client, model, beat, build) 
     assert "1,024 tokens" in report and "<pre>" not in report
 
 
-def test_a_replica_says_in_words_what_bounds_its_context_and_what_it_took(
+def test_a_replica_reports_in_words_what_bounds_its_context_and_what_it_took(
     admin_client, model, beat, build
 ) -> None:
     reason = "1,024 tokens: bound by prompt speed, the model's own are 8,192"
@@ -195,7 +197,7 @@ def test_reload_from_the_list_of_replicas(admin_client, model, beat, build, sent
     assert [name for name, *_ in sent.tasks] == ["neuron.unload_model", "neuron.load_model"]
 
 
-def test_a_job_that_succeeded_says_so_instead_of_its_last_stage(
+def test_a_job_that_succeeded_reports_it_instead_of_its_last_stage(
     admin_client, model, beat, build, sent
 ) -> None:
     beat()

@@ -153,7 +153,7 @@ def test_a_page_that_cannot_be_is_refused(reader: Api, query: str, param: str) -
     assert (refused["code"], refused["param"]) == ("invalid_value", param)
 
 
-def test_an_operators_wishes(writer: Api, beat, redis_db) -> None:
+def test_an_operators_desired_states_of_neurons(writer: Api, beat, redis_db) -> None:
     beat()
     writer.post("neurons/beast/drain", status=200)
     beat()
@@ -254,7 +254,7 @@ async def test_a_jobs_events_end_with_the_job(writer: Api, model, beat, build, s
     assert [event async for event in events] == []
 
 
-def test_the_overview_says_what_is_wrong(reader: Api, model, beat, build) -> None:
+def test_the_overview_reports_what_is_wrong(reader: Api, model, beat, build) -> None:
     beat(replicas=[build.replica(spec_digest=OLD)])
     overview = reader.get("overview")
     assert overview["is_live"] is True
@@ -270,9 +270,9 @@ def test_the_overview_says_what_is_wrong(reader: Api, model, beat, build) -> Non
 
 
 def test_the_schema_is_whole_and_its_page_asks_no_other_host(reader: Api) -> None:
-    told = StringIO()
-    call_command("spectacular", validate=True, fail_on_warn=True, stdout=told)
-    schema = yaml.safe_load(told.getvalue())
+    output = StringIO()
+    call_command("spectacular", validate=True, fail_on_warn=True, stdout=output)
+    schema = yaml.safe_load(output.getvalue())
     parameters = schema["paths"]["/api/load-jobs"]["get"]["parameters"]
     assert {"kind", "status", "limit"} <= {one["name"] for one in parameters}
     headers = {"authorization": f"Bearer {reader.key}"}

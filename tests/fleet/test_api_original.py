@@ -57,7 +57,7 @@ def test_activation_is_ready_when_the_pinned_models_are(
     assert (activation()["state"], activation()["pending"]) == ("ready", [])
 
 
-def test_what_a_neuron_says_in_the_originals_shapes(reader: Api, model, beat, build) -> None:
+def test_what_a_neuron_reports_in_the_originals_shapes(reader: Api, model, beat, build) -> None:
     gib = 1024**3
     card = build.device(
         kind="cuda", total_memory_bytes=8 * gib, free_memory_bytes=6 * gib, driver="580.10"
@@ -157,13 +157,15 @@ def test_the_originals_load_answers_when_it_is_through(
     assert sent.tasks[0][1][0]["devices"] == ["cuda:1"]
 
 
-def test_a_host_whose_cards_cannot_be_used_says_so(writer: Api, model, beat, build, sent) -> None:
+def test_a_host_whose_cards_cannot_be_used_reports_it(
+    writer: Api, model, beat, build, sent
+) -> None:
     healthy = beat().host
     assert "cuda_unavailable_reason" not in writer.get("neurons/beast/discovery")
     beat(host=msgspec.structs.replace(healthy, problems=["reboot"], cuda_unavailable="reboot"))
     assert writer.get("neurons/beast/discovery")["cuda_unavailable_reason"] == "reboot"
-    told = writer.post("neurons/beast/models/load", {"model_id": "tiny"}, 503)
-    assert told["code"] == "cuda_unavailable" and "reboot" in told["error"]
+    reply = writer.post("neurons/beast/models/load", {"model_id": "tiny"}, 503)
+    assert reply["code"] == "cuda_unavailable" and "reboot" in reply["error"]
     assert sent.tasks == []
 
 
@@ -179,8 +181,8 @@ def test_the_originals_unload_takes_a_pinned_model(
 
     monkeypatch.setattr("fleet.api.original.wait_for_job", wait)
     beat(replicas=[build.replica(model="kept")])
-    told = writer.post("neurons/beast/models/unload", {"model_id": "kept"}, 200)
-    assert told == {"status": "unloaded"}
+    reply = writer.post("neurons/beast/models/unload", {"model_id": "kept"}, 200)
+    assert reply == {"status": "unloaded"}
     assert [task[0] for task in sent.tasks] == ["neuron.unload_model"]
 
 

@@ -66,7 +66,7 @@ def test_sources(source: str) -> None:
         ("pypi:a==1.0", "the version goes into the revision"),
     ],
 )
-def test_sources_that_are_none_are_told_what_would_be(source: str, message: str) -> None:
+def test_sources_that_are_none_name_what_would_be_one(source: str, message: str) -> None:
     with pytest.raises(CatalogueValueError, match=message) as caught:
         catalogue.check_source(source)
     assert caught.value.field == "source"
@@ -214,7 +214,7 @@ def test_the_digest_is_that_of_the_spec_which_the_neuron_reads() -> None:
         ("input_price_micro_usd", 1.5, "whole number of micro-USD"),
     ],
 )
-def test_what_a_setting_cannot_hold_is_said_at_its_name(
+def test_what_a_setting_cannot_hold_is_reported_at_its_name(
     field: str, value: Any, message: str
 ) -> None:
     with pytest.raises(CatalogueValueError, match=message) as caught:

@@ -34,7 +34,7 @@ GIB = 1024**3
 URL = "http://fleet.example:31313"
 
 
-class Told:
+class RunCommand:
     """Runs a command; ``out`` and ``err`` are what it wrote."""
 
     def __init__(self, *extra: str) -> None:
@@ -51,9 +51,11 @@ class Told:
 
 
 @pytest.fixture(params=["local", "rest"])
-def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, settings: Any) -> Told:
+def run_command(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> RunCommand:
     if request.param == "local":
-        return Told()
+        return RunCommand()
     settings.ALLOWED_HOSTS = ["testserver"]
     key = key_api("fleet:read", "fleet:write", "accounts:read").key
     assert key is not None
@@ -74,12 +76,12 @@ def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, settin
         return body
 
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
-    return Told("--url", URL, "--key", key)
+    return RunCommand("--url", URL, "--key", key)
 
 
-def test_a_model_from_add_to_remove(told: Told, beat, build, sent) -> None:
+def test_a_model_from_add_to_remove(run_command: RunCommand, beat, build, sent) -> None:
     beat()
-    told(
+    run_command(
         "models",
         "add",
         "tiny",
@@ -94,21 +96,21 @@ def test_a_model_from_add_to_remove(told: Told, beat, build, sent) -> None:
     model = CatalogueModel.objects.get()
     assert (model.max_context_tokens, model.pinned_on) == (64, ["beast"])
     assert model.quantization == "q5"
-    assert "unloaded" in told("models", "list")
-    told("models", "load", "tiny", "--no-wait")
-    assert "load tiny on beast: pending" in told.out
+    assert "unloaded" in run_command("models", "list")
+    run_command("models", "load", "tiny", "--no-wait")
+    assert "load tiny on beast: pending" in run_command.out
     beat(replicas=[build.replica()])
-    (listed,) = json.loads(told("models", "list", "--json"))
+    (listed,) = json.loads(run_command("models", "list", "--json"))
     assert listed["replicas"] == [{"neuron": "beast", "status": "ready", "is_outdated": False}]
-    shown = told("models", "show", "tiny")
+    shown = run_command("models", "show", "tiny")
     assert "max_context_tokens" in shown and "beast" in shown
-    assert "unload tiny on beast" in told("models", "unload", "tiny", "--no-wait")
-    told("models", "change", "tiny", "--set", "max_context_tokens=32", "--set", "pinned_on=")
+    assert "unload tiny on beast" in run_command("models", "unload", "tiny", "--no-wait")
+    run_command("models", "change", "tiny", "--set", "max_context_tokens=32", "--set", "pinned_on=")
     model.refresh_from_db()
     assert (model.max_context_tokens, model.pinned_on) == (32, [])
-    assert "would model.delete tiny" in told("models", "remove", "tiny", "--dry-run")
-    assert json.loads(told("models", "list", "--pinned", "true", "--json")) == []
-    told("models", "remove", "tiny")
+    assert "would model.delete tiny" in run_command("models", "remove", "tiny", "--dry-run")
+    assert json.loads(run_command("models", "list", "--pinned", "true", "--json")) == []
+    run_command("models", "remove", "tiny")
     assert not CatalogueModel.objects.exists()
     actors = {str(actor).partition(":")[0] for (actor,) in AuditEntry.objects.values_list("actor")}
     assert actors <= {"command", "key"}
@@ -128,50 +130,52 @@ def test_an_empty_value_leaves_a_setting_open_or_sets_its_default() -> None:
         call_command("models", "change", "tiny", "--set", "source=")
 
 
-def test_an_alias_from_first_to_last(told: Told, model) -> None:
+def test_an_alias_from_first_to_last(run_command: RunCommand, model) -> None:
     services.catalogue_model_create(actor=COMMAND, name="large", source="pypi:large")
-    told("aliases", "add", "openai/gpt", "tiny")
-    told("aliases", "change", "openai/gpt", "--model", "large")
-    assert json.loads(told("aliases", "list", "--model", "large", "--json")) == [
+    run_command("aliases", "add", "openai/gpt", "tiny")
+    run_command("aliases", "change", "openai/gpt", "--model", "large")
+    assert json.loads(run_command("aliases", "list", "--model", "large", "--json")) == [
         {"name": "openai/gpt", "model": "large"}
     ]
-    assert "large" in told("aliases", "show", "openai/gpt")
-    assert "would alias.delete" in told("aliases", "remove", "openai/gpt", "--dry-run")
-    told("aliases", "remove", "openai/gpt")
-    assert json.loads(told("aliases", "list", "--json")) == []
+    assert "large" in run_command("aliases", "show", "openai/gpt")
+    assert "would alias.delete" in run_command("aliases", "remove", "openai/gpt", "--dry-run")
+    run_command("aliases", "remove", "openai/gpt")
+    assert json.loads(run_command("aliases", "list", "--json")) == []
 
 
-def test_jobs_and_the_audit_are_listed(told: Told, model, beat, sent) -> None:
+def test_jobs_and_the_audit_are_listed(run_command: RunCommand, model, beat, sent) -> None:
     beat()
-    told("models", "load", "tiny", "--no-wait")
-    (job,) = json.loads(told("jobs", "list", "--status", "pending", "--model", "tiny", "--json"))
-    assert "beast" in told("jobs", "show", job["id"])
-    assert "unload tiny on beast" in told("jobs", "cancel", job["id"])
-    assert "model.load" in told("audit", "list", "--action", "model.load")
-    assert json.loads(told("downloads", "list", "--json")) == []
+    run_command("models", "load", "tiny", "--no-wait")
+    (job,) = json.loads(
+        run_command("jobs", "list", "--status", "pending", "--model", "tiny", "--json")
+    )
+    assert "beast" in run_command("jobs", "show", job["id"])
+    assert "unload tiny on beast" in run_command("jobs", "cancel", job["id"])
+    assert "model.load" in run_command("audit", "list", "--action", "model.load")
+    assert json.loads(run_command("downloads", "list", "--json")) == []
 
 
-def test_neurons_are_shown_and_the_policy_changes(told: Told, beat) -> None:
+def test_neurons_are_shown_and_the_policy_changes(run_command: RunCommand, beat) -> None:
     beat()
-    assert "cpu" in told("neurons", "show", "beast")
-    assert json.loads(told("neurons", "list", "--status", "away", "--json")) == []
-    assert "automatic" in told("neurons", "policy")
-    assert "click" in told("neurons", "policy", "--admission", "click")
-    assert "HELEXA_DATA_DIR" in told("settings", "list")
-    assert "HELEXA_DATA_DIR" in told("settings", "show", "HELEXA_DATA_DIR")
+    assert "cpu" in run_command("neurons", "show", "beast")
+    assert json.loads(run_command("neurons", "list", "--status", "away", "--json")) == []
+    assert "automatic" in run_command("neurons", "policy")
+    assert "click" in run_command("neurons", "policy", "--admission", "click")
+    assert "HELEXA_DATA_DIR" in run_command("settings", "list")
+    assert "HELEXA_DATA_DIR" in run_command("settings", "show", "HELEXA_DATA_DIR")
 
 
-def test_a_host_is_invited_here_or_at_a_server(told: Told, monkeypatch) -> None:
+def test_a_host_is_invited_here_or_at_a_server(run_command: RunCommand, monkeypatch) -> None:
     monkeypatch.setattr("fleet.services.invitations._ensure_redis_can", lambda: None)
     monkeypatch.setattr("fleet.services.invitations.redis_users_apply", lambda: None)
     services.share_record(actor=COMMAND, address="10.0.0.5:31315", is_tls=False, certificate="")
-    assert "neuron --join hx1." in told("neurons", "invite", "beast")
-    assert "beast" in told("neurons", "invitations")
-    assert "invited_by" in told("neurons", "invitation", "beast")
+    assert "neuron --join hx1." in run_command("neurons", "invite", "beast")
+    assert "beast" in run_command("neurons", "invitations")
+    assert "invited_by" in run_command("neurons", "invitation", "beast")
     with pytest.raises(CommandError, match="'nobody' has no invitation"):
-        told("neurons", "invitation", "nobody")
-    assert "would neuron.revoke beast" in told("neurons", "revoke", "beast", "--dry-run")
-    assert "beast can reach Redis no more" in told("neurons", "revoke", "beast")
+        run_command("neurons", "invitation", "nobody")
+    assert "would neuron.revoke beast" in run_command("neurons", "revoke", "beast", "--dry-run")
+    assert "beast can reach Redis no more" in run_command("neurons", "revoke", "beast")
 
 
 @pytest.mark.parametrize(
@@ -184,10 +188,10 @@ def test_a_host_is_invited_here_or_at_a_server(told: Told, monkeypatch) -> None:
         (("models", "change", "nothing", "--set", "pinned=perhaps"), 1),
     ],
 )
-def test_exit_codes(told: Told, beat, words: tuple[str, ...], code: int) -> None:
+def test_exit_codes(run_command: RunCommand, beat, words: tuple[str, ...], code: int) -> None:
     beat()
     try:
-        told(*words)
+        run_command(*words)
     except CommandError as error:
         assert error.returncode == code
     else:
@@ -195,32 +199,34 @@ def test_exit_codes(told: Told, beat, words: tuple[str, ...], code: int) -> None
 
 
 @pytest.mark.usefixtures("hub")
-def test_a_model_is_chosen_of_what_a_repository_holds(told: Told, beat, monkeypatch) -> None:
+def test_a_model_is_chosen_of_what_a_repository_holds(
+    run_command: RunCommand, beat, monkeypatch
+) -> None:
     beat()
     with pytest.raises(CommandError) as refused:
-        told("models", "add", "huggingface:org/tiny-gguf")
+        run_command("models", "add", "huggingface:org/tiny-gguf")
     for words in ("Choose one with --file", "Q4_K_M", "3.7 GiB", "beast: fits", "no room now"):
         assert words in str(refused.value)
     assert not CatalogueModel.objects.exists()
-    told("models", "add", "huggingface:org/tiny-gguf", "--file", "q8_0", "--pinned")
+    run_command("models", "add", "huggingface:org/tiny-gguf", "--file", "q8_0", "--pinned")
     first = CatalogueModel.objects.get()
     assert (first.name, first.file, first.pinned) == ("tiny-q8_0", "Q8_0", True)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda _: "1")
-    assert "tiny-q4_k_m is offered" in told("models", "add", "huggingface:org/tiny-gguf")
-    assert "Q8_0" in told.err
+    assert "tiny-q4_k_m is offered" in run_command("models", "add", "huggingface:org/tiny-gguf")
+    assert "Q8_0" in run_command.err
     assert CatalogueModel.objects.get(name="tiny-q4_k_m").vram_mb == 4197
-    assert "dense is offered" in told("models", "add", "org/dense")
-    told("models", "add", "again", "org/dense")
+    assert "dense is offered" in run_command("models", "add", "org/dense")
+    run_command("models", "add", "again", "org/dense")
     assert CatalogueModel.objects.get(name="again").source == "huggingface:org/dense"
 
 
 @pytest.mark.usefixtures("hub")
-def test_the_hub_is_searched(told: Told) -> None:
-    assert "org/tiny-gguf" in told("models", "search", "tiny")
-    (found,) = json.loads(told("models", "search", "tiny", "--json"))
+def test_the_hub_is_searched(run_command: RunCommand) -> None:
+    assert "org/tiny-gguf" in run_command("models", "search", "tiny")
+    (found,) = json.loads(run_command("models", "search", "tiny", "--json"))
     assert (found["name"], found["is_gated"]) == ("org/tiny-gguf", False)
-    assert "Nothing is called" in told("models", "search", "no such thing")
+    assert "Nothing is called" in run_command("models", "search", "no such thing")
 
 
 @pytest.mark.usefixtures("hub")
@@ -237,10 +243,12 @@ def test_the_hub_is_searched(told: Told) -> None:
         (("huggingface:org/tiny-gguf", "--base", "tiny"), "an adapter is given a name"),
     ],
 )
-def test_what_cannot_be_chosen_says_why(told: Told, publish, words, reason: str) -> None:
+def test_what_cannot_be_chosen_names_the_reason(
+    run_command: RunCommand, publish, words, reason: str
+) -> None:
     publish()
     with pytest.raises(CommandError, match=reason):
-        told("models", "add", *words)
+        run_command("models", "add", *words)
 
 
 @pytest.mark.parametrize(
@@ -256,21 +264,21 @@ def test_what_cannot_be_chosen_says_why(told: Told, publish, words, reason: str)
     ],
 )
 def test_what_is_wrong_is_one_line(
-    told: Told, publish, words: tuple[str, ...], reason: str
+    run_command: RunCommand, publish, words: tuple[str, ...], reason: str
 ) -> None:
     with pytest.raises(CommandError, match=reason):
-        told(*words)
+        run_command(*words)
 
 
-def test_neurons(told: Told, beat, build, redis_db) -> None:
+def test_neurons(run_command: RunCommand, beat, build, redis_db) -> None:
     beat()
-    assert "a processor" in told("neurons", "list")
-    assert told("neurons", "drain", "beast") == (
+    assert "a processor" in run_command("neurons", "list")
+    assert run_command("neurons", "drain", "beast") == (
         "beast takes no more loads, and requests only for what nothing else can serve; "
         "nothing runs there now.\n"
     )
     beat()
-    assert json.loads(told("neurons", "list", "--json"))[0]["status"] == "draining"
+    assert json.loads(run_command("neurons", "list", "--json"))[0]["status"] == "draining"
     beat(
         replicas=[
             build.replica(stats=build.stats(in_flight=2, queue_depth=1)),
@@ -278,56 +286,60 @@ def test_neurons(told: Told, beat, build, redis_db) -> None:
             build.replica(model="idle"),
         ]
     )
-    assert "; at work there now: new (loading), tiny (3 requests).\n" in told(
+    assert "; at work there now: new (loading), tiny (3 requests).\n" in run_command(
         "neurons", "drain", "beast"
     )
-    told("neurons", "resume", "beast")
+    run_command("neurons", "resume", "beast")
     services.silent_neurons_mark_away(snapshot=FleetSnapshot(neurons=()))
-    assert "once it is back: it is away now" in told("neurons", "drain", "beast")
+    assert "once it is back: it is away now" in run_command("neurons", "drain", "beast")
     with pytest.raises(CommandError, match="stop it before"):
-        told("neurons", "remove", "beast")
+        run_command("neurons", "remove", "beast")
 
 
-def test_status_ends_with_1_while_something_is_wrong(told: Told, beat, build) -> None:
+def test_status_ends_with_1_while_something_is_wrong(run_command: RunCommand, beat, build) -> None:
     with pytest.raises(SystemExit) as ended:
         beat(replicas=[build.replica(status=ReplicaStatus.FAILED)])
-        told("status")
+        run_command("status")
     assert ended.value.code == 1
-    assert "! tiny failed on beast" in told.out
+    assert "! tiny failed on beast" in run_command.out
     beat(replicas=[build.replica()])
-    assert "ready" in told("status")
-    assert json.loads(told("status", "--json"))["attention"] == []
+    assert "ready" in run_command("status")
+    assert json.loads(run_command("status", "--json"))["attention"] == []
 
 
-def test_a_device_shows_the_operators_limit_and_its_own_size(told: Told, beat, build) -> None:
+def test_a_device_shows_the_operators_limit_and_its_own_size(
+    run_command: RunCommand, beat, build
+) -> None:
     beat(devices=[build.device(total_memory_bytes=6 * GIB, installed_memory_bytes=16 * GIB)])
     for command in (["status"], ["neurons", "list"]):
-        assert "of 6.0 GiB (limit, of 16.0 GiB)" in told(*command)
-    (neuron,) = json.loads(told("neurons", "list", "--json"))
+        assert "of 6.0 GiB (limit, of 16.0 GiB)" in run_command(*command)
+    (neuron,) = json.loads(run_command("neurons", "list", "--json"))
     assert neuron["devices"][0]["installed_memory_bytes"] == 16 * GIB
 
 
-def test_status_does_not_promise_a_model_that_no_host_can_run(told: Told, beat) -> None:
+def test_status_does_not_promise_a_model_that_no_host_can_run(
+    run_command: RunCommand, beat
+) -> None:
     beat()
     services.catalogue_model_create(actor=COMMAND, name="small", source="pypi:small")
-    offered = told("models", "add", "huge", "pypi:huge", "--set", "min_device_vram_mb=48000")
+    offered = run_command("models", "add", "huge", "pypi:huge", "--set", "min_device_vram_mb=48000")
     assert "huge is offered, and no host can run it: it needs a card of 46.9 GiB" in offered
     with pytest.raises(SystemExit) as ended:
-        told("status")
+        run_command("status")
     assert ended.value.code == 1
-    assert "! no host can run huge: it needs a card of 46.9 GiB" in told.out
-    assert "Loaded when somebody asks: small\n" in told.out
+    assert "! no host can run huge: it needs a card of 46.9 GiB" in run_command.out
+    assert "Loaded when somebody asks: small\n" in run_command.out
 
 
-def test_the_catalogue_is_exported_and_imported(told: Told, tmp_path) -> None:
+def test_the_catalogue_is_exported_and_imported(run_command: RunCommand, tmp_path) -> None:
     services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
     file = tmp_path / "models.toml"
-    file.write_text(told("models", "export").replace("pypi:tiny", "pypi:other"))
-    assert "Nothing is changed yet" in told("models", "import", str(file))
+    file.write_text(run_command("models", "export").replace("pypi:tiny", "pypi:other"))
+    assert "Nothing is changed yet" in run_command("models", "import", str(file))
     assert CatalogueModel.objects.get().source == "pypi:tiny"
-    told("models", "import", str(file), "--apply")
+    run_command("models", "import", str(file), "--apply")
     assert CatalogueModel.objects.get().source == "pypi:other"
-    assert "Nothing to change" in told("models", "import", str(file))
+    assert "Nothing to change" in run_command("models", "import", str(file))
 
 
 def test_a_server_that_is_not_there_and_a_key_without_one() -> None:
@@ -339,7 +351,7 @@ def test_a_server_that_is_not_there_and_a_key_without_one() -> None:
         call_command("models", "list", "--key", "hx-1")
 
 
-def test_following_tells_each_change_once_and_fails_with_the_job() -> None:
+def test_following_reports_each_change_once_and_fails_with_the_job() -> None:
     job = {
         "id": "1",
         "kind": "load",
@@ -391,7 +403,7 @@ def test_a_server_that_answers_otherwise_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "run_command"),
     [
         (b'{"status": 403, "detail": "This needs a scope.", "param": null}', "This needs a scope."),
         (b'{"detail": "is none", "param": "status"}', "status: is none"),
@@ -401,8 +413,8 @@ def test_a_server_that_answers_otherwise_is_one_line(
         (b"[]", "the server answers 404"),
     ],
 )
-def test_a_refusal_is_told_in_its_own_words(content: bytes, told: str) -> None:
-    assert refusal_text(404, content) == told
+def test_a_refusal_is_reported_in_its_own_words(content: bytes, run_command: str) -> None:
+    assert refusal_text(404, content) == run_command
 
 
 def test_a_refusal_that_breaks_off_is_one_as_well() -> None:
@@ -430,7 +442,9 @@ def test_an_address_that_cannot_be_asked_is_one_line(url: str) -> None:
             call_command(*words, "--url", url)
 
 
-def test_a_database_that_is_not_there_yet_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_is_not_there_yet_is_reported_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def away(*_args: Any, **_options: Any) -> None:
         raise OperationalError("unable to open database file")
 

@@ -63,7 +63,7 @@ def push(client: Client, command: str, *, status: int = 200) -> str:
     return response.content.decode()
 
 
-def test_an_empty_fleet_is_told_what_to_do_next(admin_client, publish) -> None:
+def test_an_empty_fleet_shows_what_to_do_next(admin_client, publish) -> None:
     text = page(admin_client)
     assert "Let a host join" in text and "Add a model" in text and "Make an API key" in text
     assert board_of(fleet_overview()).steps == ("neuron", "model", "key")
@@ -125,7 +125,7 @@ def test_buttons_unload_reload_drain_and_cancel(admin_client, model, beat, build
         assert "not there any more" in push(admin_client, gone)
 
 
-def test_a_refusal_is_told(admin_client, model, beat, sent) -> None:
+def test_a_refusal_is_reported(admin_client, model, beat, sent) -> None:
     beat()
     sent.broker_is_away = True
     assert "hx-bad" in push(admin_client, "load model tiny")
@@ -185,7 +185,7 @@ def test_a_member_logs_in_and_out() -> None:
     assert client.get("/usage/")["Location"] == "/login/?next=/usage/"
 
 
-def test_what_is_outdated_is_reloaded_where_it_is_said(admin_client, model, beat, build, sent):
+def test_what_is_outdated_is_reloaded_where_it_is_shown(admin_client, model, beat, build, sent):
     beat(replicas=[build.replica(spec_digest="0123456789abcdef")])
     assert 'hx-get="/admin/dashboard/outdated"' in page(
         admin_client, reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
@@ -208,7 +208,7 @@ def test_a_page_that_shows_what_is_outdated_reads_no_usage(admin_client, model, 
     assert not [query["sql"] for query in queries if "metering_" in query["sql"]]
 
 
-def test_a_replicas_page_tells_its_report_and_errors(admin_client, model, beat, build) -> None:
+def test_a_replicas_page_shows_its_report_and_errors(admin_client, model, beat, build) -> None:
     beat(replicas=[build.replica(report=build.report())])
     (replica,) = Replica.objects.all()
     where = reverse("admin:fleet_replica_change", args=[replica.pk])
@@ -265,7 +265,7 @@ def test_an_engines_log_is_asked_of_its_neuron(
     assert Client().get(where).status_code == 302
 
 
-def test_what_neurons_say_is_text_on_the_board(admin_client, beat, build) -> None:
+def test_what_neurons_report_is_text_on_the_board(admin_client, beat, build) -> None:
     """A neuron may be hostile, and its word is shown to an operator."""
     script = "<script>alert(1)</script>"
     failed = build.replica(

@@ -82,7 +82,7 @@ def test_a_control_that_freezes_is_followed(postgres_url: str, tmp_path: Path) -
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("app", ["fleet", "batches", "bench"])
-def test_a_version_that_is_older_than_the_database_says_so(app: str) -> None:
+def test_a_version_that_is_older_than_the_database_reports_it(app: str) -> None:
     recorder = MigrationRecorder(connection)
     recorder.record_applied(app, "9999_from_the_future")
     try:

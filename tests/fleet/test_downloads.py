@@ -36,17 +36,17 @@ from tests.fleet.download_reports import (
     beast,
     bytes_of,
     cached,
+    publish_report,
     report,
-    say,
     start,
     state,
 )
 
-__all__ = ["beast", "say"]
+__all__ = ["beast", "publish_report"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_pull_from_start_to_end_with_its_actor(beast, sent, say) -> None:
+def test_a_pull_from_start_to_end_with_its_actor(beast, sent, publish_report) -> None:
     download = start(file="Q4_K_M")
     ((task, (spec,), options),) = sent.tasks
     assert (task, options["queue"]) == ("neuron.pull_model", "neuron.beast")
@@ -55,36 +55,36 @@ def test_a_pull_from_start_to_end_with_its_actor(beast, sent, say) -> None:
     entry = AuditEntry.objects.get(action="download.pull")
     assert (entry.actor, entry.object_id, entry.detail["file"]) == (str(COMMAND), SOURCE, "Q4_K_M")
 
-    say(jobs=[state(download, "queued")])
+    publish_report(jobs=[state(download, "queued")])
     tasks.record_heartbeats()
     download.refresh_from_db()
     assert download.status == LoadJobStatus.PENDING
-    say(jobs=[state(download, "running", progress=bytes_of(1 * GB, 4 * GB))])
+    publish_report(jobs=[state(download, "running", progress=bytes_of(1 * GB, 4 * GB))])
     tasks.record_heartbeats()
     download.refresh_from_db()
     assert (download.status, download.progress_fraction) == (LoadJobStatus.RUNNING, 0.25)
-    say(jobs=[state(download, "succeeded", progress=LOADED)])
+    publish_report(jobs=[state(download, "succeeded", progress=LOADED)])
     tasks.record_heartbeats()
     download.refresh_from_db()
     assert (download.status, download.bytes_done) == (LoadJobStatus.SUCCEEDED, 4 * GB)
     assert download.finished_at is not None
 
 
-def test_a_pull_that_finds_no_room_says_so(beast, sent, say) -> None:
+def test_a_pull_that_finds_no_room_reports_it(beast, sent, publish_report) -> None:
     download = start()
     failure = LoadFailure(code="disk_full", message="it needs 4 GB more")
-    say(jobs=[state(download, "failed", failure=failure)])
+    publish_report(jobs=[state(download, "failed", failure=failure)])
     tasks.record_heartbeats()
     download.refresh_from_db()
     assert (download.status, download.failure_code) == (LoadJobStatus.FAILED, "disk_full")
     assert start().pk != download.pk, "it may be tried again"
 
 
-def test_a_cancelled_pull_ends_when_its_neuron_says_so(beast, sent, say) -> None:
+def test_a_cancelled_pull_ends_when_its_neuron_reports_it(beast, sent, publish_report) -> None:
     download = start()
     services.download_cancel(actor=COMMAND, download=download)
     assert sent.tasks[-1][:2] == ("neuron.cancel_pull", [str(download.pk)])
-    say(jobs=[state(download, "cancelled", progress=bytes_of(1, 4))])
+    publish_report(jobs=[state(download, "cancelled", progress=bytes_of(1, 4))])
     tasks.record_heartbeats()
     download.refresh_from_db()
     assert (download.status, download.bytes_done) == (LoadJobStatus.CANCELLED, 1)
@@ -113,12 +113,14 @@ def test_a_cancellation_that_is_not_written_is_not_sent(beast, sent) -> None:
     assert sent.tasks == []
 
 
-def test_what_nobody_works_on_has_failed(beast, sent, say, redis_db) -> None:
+def test_what_nobody_works_on_has_failed(beast, sent, publish_report, redis_db) -> None:
     now = timezone.now()
     lost, silent, _, cancelled = (start(file=str(number)) for number in range(4))
-    say(jobs=[state(lost, "running"), state(silent, "queued")])
+    publish_report(jobs=[state(lost, "running"), state(silent, "queued")])
     tasks.record_heartbeats()
-    say(jobs=[state(silent, "queued")])  # a new life of the neuron knows nothing of the first
+    publish_report(
+        jobs=[state(silent, "queued")]
+    )  # a new life of the neuron knows nothing of the first
     tasks.record_heartbeats()
     services.download_cancel(actor=COMMAND, download=cancelled)
     redis_db.delete(downloads_key("beast"))
@@ -133,14 +135,14 @@ def test_what_nobody_works_on_has_failed(beast, sent, say, redis_db) -> None:
 
 
 def test_a_report_that_is_malformed_or_anothers_counts_for_nothing(
-    beast, sent, say, redis_db
+    beast, sent, publish_report, redis_db
 ) -> None:
     download = start()
     for payload in (b"{", encode_cache_report(report("other"))):
         redis_db.set(downloads_key("beast"), payload)
         tasks.record_heartbeats()
     failure = LoadFailure(code="x", message="a\0b")
-    say(jobs=[state(download, "failed", failure=failure)])
+    publish_report(jobs=[state(download, "failed", failure=failure)])
     tasks.record_heartbeats()
     download.refresh_from_db()
     assert download.status == LoadJobStatus.PENDING
@@ -195,8 +197,8 @@ def test_with_no_neuron_there_is_nowhere_to_pull_to(beast, redis_db) -> None:
         start(neuron_name=None)
 
 
-def test_deleting_what_is_cached(beast, sent, say) -> None:
-    say(cached=[cached(), cached("pypi:tiny-1.0", revision="", used_by=["tiny"])])
+def test_deleting_what_is_cached(beast, sent, publish_report) -> None:
+    publish_report(cached=[cached(), cached("pypi:tiny-1.0", revision="", used_by=["tiny"])])
     delete = services.download_delete_start
     for source, revision, error in (
         (SOURCE, "other", CachedModelNotFoundError),

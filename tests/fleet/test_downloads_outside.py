@@ -31,11 +31,11 @@ from tests.fleet.download_reports import (
     beast,
     bytes_of,
     cached,
-    say,
+    publish_report,
     state,
 )
 
-__all__ = ["beast", "say"]
+__all__ = ["beast", "publish_report"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
@@ -45,8 +45,8 @@ def writer(settings: Any) -> Api:
     return key_api("fleet:read", "fleet:write")
 
 
-def test_rest(writer: Api, beast, sent, say) -> None:
-    say(cached=[cached()])
+def test_rest(writer: Api, beast, sent, publish_report) -> None:
+    publish_report(cached=[cached()])
     made = writer.post("downloads", {"source": SOURCE, "neuron": "beast"})
     assert (made["kind"], made["status"], made["requested_by"][:4]) == ("pull", "pending", "key:")
     assert writer.post("downloads", {"source": SOURCE})["id"] == made["id"]
@@ -89,8 +89,8 @@ async def test_events_end_with_the_download() -> None:
         {"status": "running", "finished_at": None},
         {"status": "succeeded", "finished_at": "now"},
     ]
-    told = [part async for part in job_events(lambda: rows.pop(0), look_every_s=0.0)]
-    assert [part.split(b"\n")[0] for part in told] == [b"event: running", b"event: succeeded"]
+    printed = [part async for part in job_events(lambda: rows.pop(0), look_every_s=0.0)]
+    assert [part.split(b"\n")[0] for part in printed] == [b"event: running", b"event: succeeded"]
     assert [part async for part in job_events(lambda: None)] == [b"event: gone\ndata: {}\n\n"]
 
 
@@ -103,24 +103,24 @@ async def test_events_over_http_need_a_key(settings: Any) -> None:
     assert response.status_code in (401, 403, 404)
 
 
-def told(*words: str) -> tuple[str, str]:
+def printed(*words: str) -> tuple[str, str]:
     out, err = StringIO(), StringIO()
     call_command(*words, stdout=out, stderr=err)
     return out.getvalue(), err.getvalue()
 
 
-def test_the_pull_command_shows_how_it_goes(beast, sent, say, monkeypatch) -> None:
+def test_the_pull_command_shows_how_it_goes(beast, sent, publish_report, monkeypatch) -> None:
     steps: list[Callable[[Download], CacheJobState]] = [
         lambda one: state(one, "running", progress=bytes_of(1 * GB, 4 * GB)),
         lambda one: state(one, "succeeded", progress=LOADED),
     ]
 
     def look_later(_seconds: float) -> None:
-        say(jobs=[steps.pop(0)(Download.objects.get())])
+        publish_report(jobs=[steps.pop(0)(Download.objects.get())])
         tasks.record_heartbeats()
 
     monkeypatch.setattr(download_progress, "sleep", look_later)
-    out, err = told("models", "pull", SOURCE, "--neuron", "beast", "--json")
+    out, err = printed("models", "pull", SOURCE, "--neuron", "beast", "--json")
     assert json.loads(out)["status"] == "succeeded"
     assert "running 25% of 3.7 GiB" in err
 
@@ -131,7 +131,7 @@ def test_an_interrupted_pull_command_cancels_the_download(beast, sent, monkeypat
 
     monkeypatch.setattr(download_progress, "sleep", interrupt)
     with pytest.raises(CommandError, match="the next pull resumes it"):
-        told("models", "pull", SOURCE)
+        printed("models", "pull", SOURCE)
     assert sent.tasks[-1][0] == "neuron.cancel_pull"
 
 
@@ -148,52 +148,54 @@ def test_an_interrupted_pull_command_cancels_the_download(beast, sent, monkeypat
     ],
 )
 def test_removal_takes_the_names_that_the_catalogue_has(
-    beast, sent, say, words: str, is_found: bool
+    beast, sent, publish_report, words: str, is_found: bool
 ) -> None:
     services.catalogue_model_create(actor=COMMAND, name="mine", source="pypi:tiny")
-    say(cached=[cached("pypi:tiny-1.2-bcc81830d10c", revision="")])
+    publish_report(cached=[cached("pypi:tiny-1.2-bcc81830d10c", revision="")])
     command = ("models", "cached", "--remove", words, "--dry-run")
     if is_found:
-        assert "would delete pypi:tiny-1.2-bcc81830d10c" in told(*command)[0]
+        assert "would delete pypi:tiny-1.2-bcc81830d10c" in printed(*command)[0]
         return
     with pytest.raises(CommandError, match="is cached nowhere"):
-        told(*command)
+        printed(*command)
 
 
-def test_the_cached_command_lists_and_removes(beast, sent, say, monkeypatch) -> None:
+def test_the_cached_command_lists_and_removes(beast, sent, publish_report, monkeypatch) -> None:
     partial = {"is_partial": True, "missing": ["b"], "wanted_bytes": 20 * GB, "partial_bytes": GB}
-    say(cached=[cached(**partial)])
-    out, _ = told("models", "cached")
+    publish_report(cached=[cached(**partial)])
+    out, _ = printed("models", "cached")
     assert SOURCE in out and "partial 30%" in out and "5.6 GiB" in out
     assert "none of the catalogue" in out
     services.catalogue_model_create(actor=COMMAND, name="mine", source=SOURCE)
     services.catalogue_model_create(actor=COMMAND, name="other", source="huggingface:org/other")
-    out, _ = told("models", "cached")
+    out, _ = printed("models", "cached")
     assert "none of the catalogue" not in out and "mine" in out and "org/other" not in out
-    assert json.loads(told("models", "cached", "--neuron", "beast", "--json")[0])[0]["is_partial"]
+    assert json.loads(printed("models", "cached", "--neuron", "beast", "--json")[0])[0][
+        "is_partial"
+    ]
     with pytest.raises(CommandError, match="is cached nowhere"):
-        told("models", "cached", "--remove", "pypi:other")
+        printed("models", "cached", "--remove", "pypi:other")
     with pytest.raises(CommandError, match="goes with --remove"):
-        told("models", "cached", "--dry-run")
-    out, _ = told("models", "cached", "--remove", SOURCE, "--dry-run")
+        printed("models", "cached", "--dry-run")
+    out, _ = printed("models", "cached", "--remove", SOURCE, "--dry-run")
     assert f"would delete {SOURCE}@abc on beast, 5.6 GiB" in out
     assert not sent.tasks and not Download.objects.exists()
-    say(cached=[cached(**partial, used_by=["tiny"])])
+    publish_report(cached=[cached(**partial, used_by=["tiny"])])
     with pytest.raises(CommandError, match="tiny is loaded from it"):
-        told("models", "cached", "--remove", SOURCE, "--dry-run")
-    say(cached=[cached(**partial)])
+        printed("models", "cached", "--remove", SOURCE, "--dry-run")
+    publish_report(cached=[cached(**partial)])
 
     def look_later(_seconds: float) -> None:
-        say(jobs=[state(Download.objects.get(), "succeeded")])
+        publish_report(jobs=[state(Download.objects.get(), "succeeded")])
         tasks.record_heartbeats()
 
     monkeypatch.setattr(download_progress, "sleep", look_later)
-    out, _ = told("models", "cached", "--remove", f"{SOURCE}@abc")
+    out, _ = printed("models", "cached", "--remove", f"{SOURCE}@abc")
     assert f"delete {SOURCE} on beast: succeeded" in out
 
 
-def test_the_pages_pull_show_and_delete(admin_client: Client, beast, sent, say) -> None:
-    say(cached=[cached(), cached("pypi:tiny-1.0", revision="", used_by=["tiny"])])
+def test_the_pages_pull_show_and_delete(admin_client: Client, beast, sent, publish_report) -> None:
+    publish_report(cached=[cached(), cached("pypi:tiny-1.0", revision="", used_by=["tiny"])])
     page = reverse("admin:fleet_download_cached")
     shown = admin_client.get(page).content.decode()
     assert SOURCE in shown and shown.count(">Delete</button>") == 1 and ">tiny</td>" in shown

@@ -114,11 +114,11 @@ def run(root: Path, data_dir: Path, *arguments: str, **variables: str) -> str:
 def compared(release: dict[str, str], data_dir: Path, database_url: str) -> dict[str, Any]:
     script = str(Path(__file__).with_name("two_schemas.py"))
     words = (script, json.dumps(release))
-    told: dict[str, Any] = json.loads(
+    fields: dict[str, Any] = json.loads(
         run(REPOSITORY_DIR, data_dir, *words, DATABASE_URL=database_url)
     )
-    assert told["tables"] > 20
-    return told
+    assert fields["tables"] > 20
+    return fields
 
 
 @pytest.mark.slow

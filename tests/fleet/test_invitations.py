@@ -98,13 +98,13 @@ def test_an_older_redis_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> N
         invite()
 
 
-def test_a_redis_is_told_no_command_that_it_does_not_know() -> None:
+def test_a_redis_is_sent_no_command_that_it_does_not_know() -> None:
     """Debian 12 has 7.0, which refuses the whole rule for one."""
     assert "+client|setinfo" in redis_users.rules("beast", "0" * 64, (7, 2))
     assert "+client|setinfo" not in redis_users.rules("beast", "0" * 64, (7, 0))
 
 
-def test_the_packages_are_told_what_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_packages_are_asked_for_what_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """They run units and no ``serve``."""
     monkeypatch.setattr("fleet.services.invitations.installation", lambda: Installation.PACKAGES)
     services.share_record(actor=COMMAND, address="", is_tls=False, certificate="")

@@ -17,20 +17,20 @@ from tests.fleet.download_reports import (
     SOURCE,
     beast,
     bytes_of,
-    say,
+    publish_report,
     state,
 )
 
-__all__ = ["beast", "say"]
+__all__ = ["beast", "publish_report"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_what_ollamas_pull_asks_of_the_fleet(beast, sent, say) -> None:
+def test_what_ollamas_pull_asks_of_the_fleet(beast, sent, publish_report) -> None:
     services.catalogue_model_create(actor=COMMAND, name="tiny", source=SOURCE)
     started = pull_start(PullRequest(model="tiny"), COMMAND)
     download = Download.objects.get(source=SOURCE)
     assert (started.id, started.where, started.status) == (str(download.pk), "beast", "pending")
-    say(jobs=[state(download, "running", progress=bytes_of(1, 4))])
+    publish_report(jobs=[state(download, "running", progress=bytes_of(1, 4))])
     tasks.record_heartbeats()
     seen = pull_look(started)
     assert (seen.status, seen.bytes_done, seen.bytes_total) == ("running", 1, 4)

@@ -120,7 +120,7 @@ def test_replicas_come_change_and_go(build) -> None:
     assert not Replica.objects.exists()
 
 
-def test_a_replicas_page_tells_how_many_drafts_were_right(build) -> None:
+def test_a_replicas_page_shows_how_many_drafts_were_right(build) -> None:
     stats = build.stats(num_drafted_tokens=2000, num_accepted_drafts=1240)
     words = build.report(speculation="prompt lookup, up to 8 tokens a step")
     record(build.heartbeat(replicas=[build.replica(report=words, stats=stats)]))

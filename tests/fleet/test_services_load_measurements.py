@@ -74,7 +74,7 @@ def test_a_load_leaves_what_it_took(loaded) -> None:
     )
 
 
-def test_the_next_load_is_told(loaded, sent) -> None:
+def test_the_next_load_gets_the_measurement(loaded, sent) -> None:
     loaded()
     services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
     _, (spec,), _ = sent.tasks[-1]
@@ -131,7 +131,7 @@ def test_of_two_words_the_larger_counts(model, build, sent) -> None:
     assert [measured.load_bytes for measured in measured_loads()] == [11 * GIB]
 
 
-def test_what_loads_showed_is_worth_more_than_what_one_said(loaded, build) -> None:
+def test_what_loads_showed_is_worth_more_than_what_one_reported(loaded, build) -> None:
     loaded()
     job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
     failure = LoadFailure(code="does_not_fit", message="too large", needed_bytes=9 * GIB)

@@ -92,7 +92,7 @@ def test_a_load_that_failed_there_makes_room_the_next_time(full, build, sent) ->
 
 
 @pytest.mark.parametrize("changes", [{"in_flight": 1}, {"queue_depth": 2}, {"pinned": True}])
-def test_what_is_in_use_or_pinned_stays_and_numbers_are_told(full, sent, changes) -> None:
+def test_what_is_in_use_or_pinned_stays_and_numbers_are_reported(full, sent, changes) -> None:
     full(**changes)
     with pytest.raises(PlacementRefusedError, match=r"needs 4,294,967,296 bytes.*1,073,741,824"):
         load()
@@ -155,7 +155,7 @@ def test_a_named_device_that_is_no_card_of_its_least_size_is_refused(
     assert sent.tasks == []
 
 
-def test_what_leaves_for_it_moves_to_free_memory_and_both_jobs_say_so(
+def test_what_leaves_for_it_moves_to_free_memory_and_both_jobs_report_it(
     full, publish, build, sent
 ) -> None:
     full()

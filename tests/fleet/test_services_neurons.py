@@ -36,7 +36,7 @@ def actions() -> list[str]:
     return [entry.action for entry in AuditEntry.objects.order_by("id")]
 
 
-def test_a_drain_from_wish_to_drained(beat, build, redis_db) -> None:
+def test_a_drain_from_desired_state_to_drained(beat, build, redis_db) -> None:
     busy = [build.replica(stats=build.stats(in_flight=1))]
     beat(replicas=busy)
     services.neuron_drain(actor=COMMAND, neuron_name="beast")
@@ -59,7 +59,7 @@ def test_a_drain_from_wish_to_drained(beat, build, redis_db) -> None:
     assert actions() == ["neuron.drain", "neuron.resume"]
 
 
-def test_a_fresh_wish_is_not_drained_yet(beat) -> None:
+def test_a_fresh_desired_state_is_not_drained_yet(beat) -> None:
     """A gateway may just have sent it something."""
     beat()
     services.neuron_drain(actor=COMMAND, neuron_name="beast")
@@ -226,7 +226,7 @@ def test_nobody_knows_that_neuron(name: str) -> None:
         getattr(services, name)(actor=COMMAND, neuron_name="nobody")
 
 
-def test_a_wish_stands_where_redis_is_away(beat, monkeypatch, redis_db) -> None:
+def test_a_desired_state_stands_where_redis_is_away(beat, monkeypatch, redis_db) -> None:
     beat()
     nowhere = live.redis.Redis.from_url("redis://127.0.0.1:1/0")
     monkeypatch.setattr(live, "redis_client", lambda: nowhere)

@@ -25,13 +25,13 @@ OLD = {"job_id": "old", "spec_digest": "0123456789abcdef"}
 
 
 @pytest.fixture
-def say(publish):
+def report(publish):
     """A neuron's heartbeat with these replicas: in Redis, and recorded."""
 
-    def say(name: str, *replicas) -> None:
+    def report(name: str, *replicas) -> None:
         services.heartbeat_record(heartbeat=publish(name, replicas=list(replicas)))
 
-    return say
+    return report
 
 
 def reload() -> LoadJob:
@@ -76,76 +76,80 @@ def test_plan(build, model, beast: str | None, beauty: str | None, plan: str) ->
     assert (found.neuron if isinstance(found, Load) else found).startswith(plan)
 
 
-def test_in_place_only_its_own_replica_ends_it(model, say, build, sent) -> None:
-    say("beast", build.replica(**OLD))
+def test_in_place_only_its_own_replica_ends_it(model, report, build, sent) -> None:
+    report("beast", build.replica(**OLD))
     job = reload()
     assert reload().pk == job.pk
     assert names(sent) == [("load_model", "neuron.beast")]
     same = {"spec_digest": job.spec_digest}
-    say("beast", build.replica(job_id="x", **same))
+    report("beast", build.replica(job_id="x", **same))
     assert status_of(job) == LoadJobStatus.PENDING
-    say("beast", build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING))
+    report("beast", build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING))
     assert status_of(job) == LoadJobStatus.RUNNING
-    say("beast", build.replica(job_id=str(job.pk), **same))
+    report("beast", build.replica(job_id=str(job.pk), **same))
     assert status_of(job) == LoadJobStatus.SUCCEEDED
 
 
-def test_what_has_the_same_spec_is_unloaded_first(model, say, build, sent) -> None:
-    say("beast", build.replica(job_id="old", spec_digest=model.entry().spec_digest()))
+def test_what_has_the_same_spec_is_unloaded_first(model, report, build, sent) -> None:
+    report("beast", build.replica(job_id="old", spec_digest=model.entry().spec_digest()))
     reload()
     assert names(sent) == [("unload_model", "neuron.beast"), ("load_model", "neuron.beast")]
 
 
 def test_with_room_elsewhere_the_old_one_serves_until_the_new_one_is_ready(
-    model, say, build, sent
+    model, report, build, sent
 ) -> None:
-    say("beast", build.replica(**OLD))
-    say("beauty")
+    report("beast", build.replica(**OLD))
+    report("beauty")
     job = reload()
     assert (job.replacement.neuron.name, job.status) == ("beauty", LoadJobStatus.PENDING)
     assert "on beauty first" in job.note
     assert names(sent) == [("load_model", "neuron.beauty")]
-    say("beast", build.replica(**OLD))
+    report("beast", build.replica(**OLD))
     assert len(sent.tasks) == 1
-    say("beauty", build.replica(job_id=str(job.replacement.pk)))
+    report("beauty", build.replica(job_id=str(job.replacement.pk)))
     for _ in range(2):
-        say("beast", build.replica(**OLD))
+        report("beast", build.replica(**OLD))
     assert names(sent)[1:] == [("unload_model", "neuron.beast")]
-    say("beast", build.replica(**OLD, status=ReplicaStatus.DRAINING))
+    report("beast", build.replica(**OLD, status=ReplicaStatus.DRAINING))
     assert status_of(job) == LoadJobStatus.RUNNING
-    say("beast")
+    report("beast")
     assert status_of(job) == LoadJobStatus.SUCCEEDED
 
 
-def test_when_the_replacement_fails_the_old_one_serves_on(model, say, build, sent) -> None:
-    say("beast", build.replica(**OLD))
-    say("beauty")
+def test_when_the_replacement_fails_the_old_one_serves_on(model, report, build, sent) -> None:
+    report("beast", build.replica(**OLD))
+    report("beauty")
     job = reload()
     failure = LoadFailure(code="does_not_fit", message="needs 8 GB, has 4 GB")
     failed = {"status": ReplicaStatus.FAILED, "failure": failure}
-    say("beauty", build.replica(job_id=str(job.replacement.pk), **failed))
-    say("beast", build.replica(**OLD))
+    report("beauty", build.replica(job_id=str(job.replacement.pk), **failed))
+    report("beast", build.replica(**OLD))
     job.refresh_from_db()
     assert (job.status, job.failure_code) == (LoadJobStatus.FAILED, "does_not_fit")
     assert "beast serves on" in job.failure_message
     assert len(sent.tasks) == 1
 
 
-def test_cancelling_cancels_the_replacement_and_keeps_the_old_one(model, say, build, sent) -> None:
-    say("beast", build.replica(**OLD))
-    say("beauty")
+def test_cancelling_cancels_the_replacement_and_keeps_the_old_one(
+    model, report, build, sent
+) -> None:
+    report("beast", build.replica(**OLD))
+    report("beauty")
     job = reload()
     services.load_job_cancel(actor=COMMAND, job=job)
     assert names(sent)[1:] == [("unload_model", "neuron.beauty")]
     drained = build.replica(job_id=str(job.replacement.pk), status=ReplicaStatus.DRAINING)
-    say("beauty", drained)
-    say("beast", build.replica(**OLD))
+    report("beauty", drained)
+    report("beast", build.replica(**OLD))
     assert status_of(job) == LoadJobStatus.CANCELLED
 
 
-def test_a_reload_that_waits_for_its_replacement_does_not_expire(model, say, build, sent) -> None:
-    say("beast", build.replica(**OLD))
-    say("beauty")
+def test_a_reload_that_waits_for_its_replacement_does_not_expire(
+    model, report, build, sent
+) -> None:
+    report("beast", build.replica(**OLD))
+    report("beauty")
     job = reload()
     assert services.load_jobs_expire(now=job.created_at) == 0
     LoadJob.objects.exclude(pk=job.pk).update(status="running", reported_at=None)
@@ -154,44 +158,46 @@ def test_a_reload_that_waits_for_its_replacement_does_not_expire(model, say, bui
     assert status_of(job) == LoadJobStatus.PENDING
 
 
-def test_there_is_nothing_to_reload(model, say, sent) -> None:
-    say("beast")
+def test_there_is_nothing_to_reload(model, report, sent) -> None:
+    report("beast")
     with pytest.raises(ReplicaNotFoundError, match="load it instead"):
         reload()
 
 
-def test_everywhere_is_one_after_the_other(model, say, build, sent) -> None:
-    say("beast", build.replica(**OLD))
-    say("beauty", build.replica(**OLD))
+def test_everywhere_is_one_after_the_other(model, report, build, sent) -> None:
+    report("beast", build.replica(**OLD))
+    report("beauty", build.replica(**OLD))
     first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
     assert "beauty serves it meanwhile" in first.note and "after beast" in second.note
-    say("beauty", build.replica(**OLD))
+    report("beauty", build.replica(**OLD))
     assert names(sent) == [("load_model", "neuron.beast")]
-    say("beast", build.replica(job_id=str(first.pk)))
+    report("beast", build.replica(job_id=str(first.pk)))
     for _ in range(2):
-        say("beauty", build.replica(**OLD))
+        report("beauty", build.replica(**OLD))
     assert names(sent)[1:] == [("load_model", "neuron.beauty")]
     assert status_of(second) == LoadJobStatus.RUNNING
-    say("beauty", build.replica(job_id=str(second.pk)))
+    report("beauty", build.replica(job_id=str(second.pk)))
     assert status_of(second) == LoadJobStatus.SUCCEEDED
 
 
-def test_when_one_fails_the_next_ones_are_left_alone(model, say, build, sent) -> None:
-    say("beast", build.replica(**OLD))
-    say("beauty", build.replica(**OLD))
+def test_when_one_fails_the_next_ones_are_left_alone(model, report, build, sent) -> None:
+    report("beast", build.replica(**OLD))
+    report("beauty", build.replica(**OLD))
     first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
     failure = LoadFailure(code="missing_file", message="there is no such file")
     failed = {"status": ReplicaStatus.FAILED, "failure": failure}
-    say("beast", build.replica(job_id=str(first.pk), **failed))
-    say("beauty", build.replica(**OLD))
+    report("beast", build.replica(job_id=str(first.pk), **failed))
+    report("beauty", build.replica(**OLD))
     second.refresh_from_db()
     assert (second.status, second.failure_code) == (LoadJobStatus.FAILED, "missing_file")
     assert len(sent.tasks) == 1
 
 
-def test_cancelling_one_that_waits_for_its_turn_touches_no_other(model, say, build, sent) -> None:
-    say("beast", build.replica(**OLD))
-    say("beauty", build.replica(**OLD))
+def test_cancelling_one_that_waits_for_its_turn_touches_no_other(
+    model, report, build, sent
+) -> None:
+    report("beast", build.replica(**OLD))
+    report("beauty", build.replica(**OLD))
     first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
     assert services.load_job_cancel(actor=COMMAND, job=second).pk == second.pk
     assert (status_of(first), status_of(second)) == (LoadJobStatus.PENDING, "cancelled")
@@ -204,21 +210,21 @@ class NotWrittenError(Exception):
 
 @pytest.mark.parametrize("beast_is_ready_again", [False, True])
 def test_a_tick_that_is_rolled_back_has_sent_nothing(
-    model, say, build, sent, publish, beast_is_ready_again
+    model, report, build, sent, publish, beast_is_ready_again
 ) -> None:
     """Both messages that a tick sends of itself: the next reload's, and the unload of what has
     been replaced elsewhere."""
-    say("beast", build.replica(**OLD))
+    report("beast", build.replica(**OLD))
     if beast_is_ready_again:
-        say("beauty", build.replica(**OLD))
+        report("beauty", build.replica(**OLD))
         first, _ = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
-        say("beast", build.replica(job_id=str(first.pk)))
+        report("beast", build.replica(job_id=str(first.pk)))
         due = publish("beauty", replicas=[build.replica(**OLD)]), ("load_model", "neuron.beauty")
     else:
-        say("beauty")
+        report("beauty")
         job = reload()
         assert job.replacement is not None
-        say("beauty", build.replica(job_id=str(job.replacement.pk)))
+        report("beauty", build.replica(job_id=str(job.replacement.pk)))
         due = publish("beast", replicas=[build.replica(**OLD)]), ("unload_model", "neuron.beast")
     heartbeat, message = due
     sent.tasks.clear()

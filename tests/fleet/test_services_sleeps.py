@@ -23,19 +23,19 @@ HERE = {"model_name": "tiny", "neuron_name": "beast"}
 
 
 @pytest.fixture
-def say(publish: Any, build: Any, model: CatalogueModel) -> Any:
+def publish_replica(publish: Any, build: Any, model: CatalogueModel) -> Any:
     """A heartbeat of a neuron that has the model so: in Redis, and recorded."""
 
-    def say(status: ReplicaStatus | None = ReplicaStatus.READY, **values: Any) -> None:
+    def publish_replica(status: ReplicaStatus | None = ReplicaStatus.READY, **values: Any) -> None:
         host_bytes = values.pop("host_bytes", 0)
         report = msgspec.structs.replace(
             build.report(), asleep=AsleepBytes(device_bytes=GIB, host_bytes=host_bytes)
         )
-        told = {"status": status, "report": report, "spec_digest": model.entry().spec_digest()}
-        states = [] if status is None else [build.replica(**told | values)]
+        fields = {"status": status, "report": report, "spec_digest": model.entry().spec_digest()}
+        states = [] if status is None else [build.replica(**fields | values)]
         services.heartbeat_record(heartbeat=publish("beast", replicas=states))
 
-    return say
+    return publish_replica
 
 
 def sleep() -> LoadJob:
@@ -46,43 +46,43 @@ def status_of(job: LoadJob) -> str:
     return LoadJob.objects.get(pk=job.pk).status
 
 
-def test_a_sleep_goes_to_its_end(say: Any, sent: Any) -> None:
-    say()
+def test_a_sleep_goes_to_its_end(publish_replica: Any, sent: Any) -> None:
+    publish_replica()
     job = sleep()
     assert sleep().pk == job.pk
     ((name, arguments, _),) = sent.tasks
     assert (name, arguments) == ("neuron.sleep_model", ["tiny", str(job.pk)])
     assert AuditEntry.objects.filter(action="model.sleep", object_id="tiny").count() == 1
-    say(ReplicaStatus.DRAINING)
+    publish_replica(ReplicaStatus.DRAINING)
     assert status_of(job) == LoadJobStatus.RUNNING
-    say(ReplicaStatus.ASLEEP, memory_bytes=GIB, host_memory_bytes=7)
+    publish_replica(ReplicaStatus.ASLEEP, memory_bytes=GIB, host_memory_bytes=7)
     assert status_of(job) == LoadJobStatus.SUCCEEDED
     replica = Replica.objects.get()
     assert (replica.status, replica.memory_bytes, replica.host_memory_bytes) == ("asleep", GIB, 7)
 
 
-def test_one_that_is_gone_did_not_fall_asleep(say: Any, sent: Any) -> None:
-    say()
+def test_one_that_is_gone_did_not_fall_asleep(publish_replica: Any, sent: Any) -> None:
+    publish_replica()
     job = sleep()
-    say(None)
+    publish_replica(None)
     assert status_of(job) == LoadJobStatus.FAILED
 
 
-def test_one_whose_neuron_refuses_fails_at_once(say: Any, sent: Any) -> None:
-    say()
+def test_one_whose_neuron_refuses_fails_at_once(publish_replica: Any, sent: Any) -> None:
+    publish_replica()
     job = sleep()
     full = LoadFailure(code="cannot_sleep", message="It serves on: the host is full")
     for refused in ("an-earlier-one", str(job.pk)):
         assert status_of(job) == LoadJobStatus.PENDING
-        say(sleep_refusal=SleepRefusal(job_id=refused, failure=full, at_unix_s=1.0))
+        publish_replica(sleep_refusal=SleepRefusal(job_id=refused, failure=full, at_unix_s=1.0))
     job.refresh_from_db()
     assert (job.status, job.failure_message) == (LoadJobStatus.FAILED, full.message)
 
 
 def test_what_is_unloaded_is_not_put_to_sleep_and_an_unload_comes_first(
-    say: Any, sent: Any
+    publish_replica: Any, sent: Any
 ) -> None:
-    say()
+    publish_replica()
     asleep = sleep()
     unload = services.unload_job_start(actor=COMMAND, **HERE)
     assert unload.pk != asleep.pk
@@ -98,53 +98,55 @@ def test_what_is_unloaded_is_not_put_to_sleep_and_an_unload_comes_first(
         (ReplicaStatus.READY, {"host_bytes": 7 * GIB}, "need 7,516,192,768 bytes of the memory"),
     ],
 )
-def test_what_cannot_sleep_says_why(
-    say: Any, sent: Any, status: ReplicaStatus, values: dict[str, Any], why: str
+def test_what_cannot_sleep_names_the_reason(
+    publish_replica: Any, sent: Any, status: ReplicaStatus, values: dict[str, Any], why: str
 ) -> None:
-    say(status, **values)
+    publish_replica(status, **values)
     with pytest.raises(CannotSleepError, match=why):
         sleep()
     assert sent.tasks == []
 
 
-def test_kinds_of_models_that_are_only_unloaded(say: Any, build: Any) -> None:
-    say(report=build.report())
+def test_kinds_of_models_that_are_only_unloaded(publish_replica: Any, build: Any) -> None:
+    publish_replica(report=build.report())
     with pytest.raises(CannotSleepError, match="models of its kind are only unloaded"):
         sleep()
 
 
-def test_a_pinned_model_does_not_sleep(say: Any, model: CatalogueModel) -> None:
-    say()
+def test_a_pinned_model_does_not_sleep(publish_replica: Any, model: CatalogueModel) -> None:
+    publish_replica()
     model.pinned = True
     services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned"])
     with pytest.raises(ModelPinnedError, match="unpin it"):
         sleep()
 
 
-def test_waking_is_a_load_where_it_sleeps(say: Any, sent: Any) -> None:
-    say(ReplicaStatus.ASLEEP, memory_bytes=GIB)
+def test_waking_is_a_load_where_it_sleeps(publish_replica: Any, sent: Any) -> None:
+    publish_replica(ReplicaStatus.ASLEEP, memory_bytes=GIB)
     (job,) = services.model_wake_everywhere(actor=COMMAND, model_name="tiny")
     ((name, (spec,), _),) = sent.tasks
     assert (name, spec["devices"], job.kind) == ("neuron.load_model", ["cpu"], "load")
-    say(ReplicaStatus.LOADING, job_id=str(job.pk))
+    publish_replica(ReplicaStatus.LOADING, job_id=str(job.pk))
     assert status_of(job) == LoadJobStatus.RUNNING
-    say(job_id=str(job.pk))
+    publish_replica(job_id=str(job.pk))
     assert status_of(job) == LoadJobStatus.SUCCEEDED
 
 
-def test_one_that_cannot_be_woken_fails_its_job_and_sleeps_on(say: Any, sent: Any) -> None:
-    say(ReplicaStatus.ASLEEP, memory_bytes=GIB)
+def test_one_that_cannot_be_woken_fails_its_job_and_sleeps_on(
+    publish_replica: Any, sent: Any
+) -> None:
+    publish_replica(ReplicaStatus.ASLEEP, memory_bytes=GIB)
     job = services.wake_job_start(actor=COMMAND, **HERE)
-    say(ReplicaStatus.ASLEEP, job_id="an-earlier-one", memory_bytes=GIB)
+    publish_replica(ReplicaStatus.ASLEEP, job_id="an-earlier-one", memory_bytes=GIB)
     assert status_of(job) == LoadJobStatus.PENDING
     full = LoadFailure(code="does_not_fit", message="no room")
-    say(ReplicaStatus.ASLEEP, job_id=str(job.pk), memory_bytes=GIB, failure=full)
+    publish_replica(ReplicaStatus.ASLEEP, job_id=str(job.pk), memory_bytes=GIB, failure=full)
     assert status_of(job) == LoadJobStatus.FAILED
     assert Replica.objects.get().failure_message == "no room"
 
 
-def test_what_does_not_sleep_is_not_woken(say: Any) -> None:
-    say()
+def test_what_does_not_sleep_is_not_woken(publish_replica: Any) -> None:
+    publish_replica()
     with pytest.raises(ReplicaNotFoundError, match="tiny sleeps nowhere"):
         services.wake_job_start(actor=COMMAND, **HERE)
     with pytest.raises(ReplicaNotFoundError, match="sleeps nowhere"):

@@ -17,14 +17,14 @@ from fleet.models import CatalogueModel, LoadJob, Replica
 from fleet.services import load_jobs
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.actor import COMMAND
-from tests.fleet.load_job_steps import fresh, hear, job, later, model, neuron, start, unload
+from tests.fleet.load_job_steps import fresh, job, later, model, neuron, observe, start, unload
 
 __all__ = ["job", "model", "neuron"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_an_unload_is_a_job_that_ends_when_the_replica_is_gone(model, neuron, sent, build) -> None:
-    def say(*replicas) -> LoadJob:
+    def publish_replicas(*replicas) -> LoadJob:
         services.heartbeat_record(heartbeat=build.heartbeat(replicas=list(replicas)))
         return fresh(job)
 
@@ -33,11 +33,11 @@ def test_an_unload_is_a_job_that_ends_when_the_replica_is_gone(model, neuron, se
     assert (job.kind, job.status, job.requested_by) == ("unload", "pending", str(COMMAND))
     ((name, arguments, options),) = sent.tasks
     assert (name, arguments, options["queue"]) == ("neuron.unload_model", ["tiny"], "neuron.beast")
-    assert say(build.replica()).status == LoadJobStatus.PENDING
+    assert publish_replicas(build.replica()).status == LoadJobStatus.PENDING
     busy = build.stats(in_flight=2, queue_depth=1)
-    draining = say(build.replica(status=ReplicaStatus.DRAINING, stats=busy))
+    draining = publish_replicas(build.replica(status=ReplicaStatus.DRAINING, stats=busy))
     assert (draining.status, draining.progress_detail) == ("running", "waiting for 3 requests")
-    ended = say()
+    ended = publish_replicas()
     assert (ended.status, ended.progress_fraction) == (LoadJobStatus.SUCCEEDED, 1.0)
 
 
@@ -48,11 +48,11 @@ def test_unload_is_idempotent(model, neuron, sent, build) -> None:
 
 
 def test_a_load_under_way_ends_when_the_neuron_has_dropped_it(job, build, sent) -> None:
-    hear(build, job, ReplicaStatus.LOADING)
+    observe(build, job, ReplicaStatus.LOADING)
     ending = unload()
     assert [name for name, *_ in sent.tasks] == ["neuron.load_model", "neuron.unload_model"]
     assert fresh(job).status == LoadJobStatus.RUNNING
-    assert hear(build, job, ReplicaStatus.DRAINING).status == LoadJobStatus.CANCELLED
+    assert observe(build, job, ReplicaStatus.DRAINING).status == LoadJobStatus.CANCELLED
     services.heartbeat_record(heartbeat=build.heartbeat())
     assert fresh(ending).status == LoadJobStatus.SUCCEEDED
 
@@ -76,7 +76,7 @@ def test_an_unload_that_the_broker_did_not_take_failed_and_cancels_nothing(job, 
 def test_an_unload_ends_when_a_later_load_has_taken_the_place(model, neuron, sent, build) -> None:
     services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
     ending, job = unload(), start()
-    assert hear(build, job, ReplicaStatus.LOADING).status == LoadJobStatus.RUNNING
+    assert observe(build, job, ReplicaStatus.LOADING).status == LoadJobStatus.RUNNING
     assert fresh(ending).status == LoadJobStatus.SUCCEEDED
 
 
@@ -95,7 +95,7 @@ def test_unload_refuses_what_is_not_loaded_and_what_is_pinned(model, neuron, sen
 
 
 def test_what_the_catalogue_has_lost_is_unloaded_and_remembered(job, build, sent) -> None:
-    hear(build, job, ReplicaStatus.READY)
+    observe(build, job, ReplicaStatus.READY)
     CatalogueModel.objects.all().delete()
     assert (fresh(job).model, fresh(job).model_name) == (None, "tiny")
     (ending,) = services.model_unload_everywhere(actor=COMMAND, model_name="tiny")

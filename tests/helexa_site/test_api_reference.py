@@ -23,13 +23,13 @@ def page() -> str:
 
 
 def test_it_has_every_path_and_field(page: str) -> None:
-    said = html.unescape(page)
+    text = html.unescape(page)
     for path in document()["paths"]:
-        assert path in said
+        assert path in text
     for fields in DIALECTS.values():
         for field in fields.values():
-            assert f"<code>{field.name}</code>" in said
-            assert field.note in said
+            assert f"<code>{field.name}</code>" in text
+            assert field.note in text
 
 
 def test_every_call_has_a_summary_and_an_anchor_of_its_own() -> None:

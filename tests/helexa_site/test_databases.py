@@ -11,7 +11,7 @@ def test_postgresql_is_given_up_soon_where_the_network_hides_it() -> None:
     assert settings["CONN_HEALTH_CHECKS"] is True
 
 
-def test_what_the_url_says_goes_before() -> None:
+def test_values_in_the_url_take_precedence() -> None:
     settings = database_settings(
         "postgres://db.example/helexa?tcp_user_timeout=3000&sslmode=require"
     )
@@ -33,7 +33,7 @@ def test_sqlite_waits_for_its_lock() -> None:
     "url",
     ["helexa", "/var/lib/helexa.sqlite3", "mysql://user:sesame@db/helexa", "postgres://db:port/x"],
 )
-def test_another_databases_url_is_refused_without_telling_it(url: str) -> None:
+def test_another_databases_url_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(SettingError, match="DATABASE_URL") as refused:
         database_settings(url)
     assert "sesame" not in str(refused.value)

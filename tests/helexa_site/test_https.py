@@ -53,7 +53,7 @@ def asked(config: Config, peer: str, forwarded: str | None, method: str = "GET")
         ("", "https", False),
     ],
 )
-def test_only_a_trusted_proxy_says_that_it_was_https(
+def test_only_a_trusted_proxys_https_header_counts(
     behind_tls: Config, settings: Any, peer: str, forwarded: str | None, is_secure: bool
 ) -> None:
     settings.ALLOWED_HOSTS = ["chat.example.org"]

@@ -28,7 +28,7 @@ from inference.settings.setting import SettingError
         ("OFF", "None"),
     ],
 )
-def test_what_is_said_and_what_it_means(word: str | None, found: str) -> None:
+def test_each_setting_and_what_it_means(word: str | None, found: str) -> None:
     assert str(parse_metrics_listen(word).at("192.0.2.7")) == found
 
 

@@ -7,7 +7,7 @@ from django.test import Client
 
 
 @pytest.mark.parametrize("accept", ["application/json", "*/*", ""])
-def test_json_says_what_may_have_been_meant(accept: str) -> None:
+def test_json_names_what_may_have_been_meant(accept: str) -> None:
     response = Client().post("/openai/v1/chat/completions", HTTP_ACCEPT=accept)
     assert (response.status_code, response["content-type"]) == (404, "application/json")
     error = response.json()["error"]

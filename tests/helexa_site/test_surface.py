@@ -49,7 +49,7 @@ def test_the_page_is_current() -> None:
     assert surface_page.PAGE.read_text() == surface_page.page()
 
 
-def test_a_missing_door_says_why() -> None:
+def test_a_missing_door_names_the_reason() -> None:
     for deed in DEEDS:
         assert all((deed.rest, deed.command, deed.admin)) or deed.why, deed
 
@@ -100,7 +100,7 @@ def test_every_page_of_the_admin_is_in_the_table() -> None:
 
 
 @pytest.mark.django_db
-def test_the_admin_does_what_the_table_says() -> None:
+def test_the_admin_does_what_the_table_reports() -> None:
     request = RequestFactory().get("/admin/")
     request.user = User(username="root", is_superuser=True, is_staff=True, is_active=True)
     reverse("admin:index")

@@ -70,9 +70,11 @@ def allowed(client: redis.Redis, arities: dict[str, int], key: str) -> set[str]:
         words = name.split("|")
         num_keys = abs(arity) - len(words) if arity > 0 else max(-arity - len(words), 1)
         pipeline.execute_command("ACL DRYRUN", user_name(NAME), *words, *[key] * num_keys)
-    told = pipeline.execute(raise_on_error=False)
-    assert len(told) > 200
-    return {name for name, answer in zip(arities, told, strict=True) if answer == b"OK"} - NO_KEYS
+    replies = pipeline.execute(raise_on_error=False)
+    assert len(replies) > 200
+    return {
+        name for name, answer in zip(arities, replies, strict=True) if answer == b"OK"
+    } - NO_KEYS
 
 
 def test_its_own_keys(client: redis.Redis, arities: dict[str, int]) -> None:

@@ -73,7 +73,7 @@ KINDS = (
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_refused_by_name_and_told_once(kind: str, build, caplog) -> None:
+def test_refused_by_name_and_reported_once(kind: str, build, caplog) -> None:
     payload = encode_heartbeat(hostile(build)[kind])
     with caplog.at_level(logging.WARNING):
         for _ in range(3):

@@ -117,13 +117,13 @@ class Honest:
 
 def spent(serve: Serve) -> list[int]:
     """Prompt and completion tokens of the default model, as the ledger has them."""
-    told = catalogue.run(
+    output = catalogue.run(
         serve,
         "from metering.models import LedgerEntry\n"
         f"rows = LedgerEntry.objects.filter(model={MODEL!r})\n"
         "print([sum(r.prompt_tokens for r in rows), sum(r.completion_tokens for r in rows)])",
     )
-    numbers: list[int] = json.loads(told)
+    numbers: list[int] = json.loads(output)
     return numbers
 
 

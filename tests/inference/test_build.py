@@ -54,15 +54,15 @@ def test_what_is_neither_is_unknown(tmp_path: Path) -> None:
 
 
 def test_the_fields_that_users_of_the_original_know() -> None:
-    told = version_object(BUILT)
-    assert told["package_version"] == VERSION
-    assert told["git_sha"] == BUILT.git_sha
-    assert told["features"] == []
+    answer = version_object(BUILT)
+    assert answer["package_version"] == VERSION
+    assert answer["git_sha"] == BUILT.git_sha
+    assert answer["features"] == []
 
 
 @pytest.mark.django_db
-def test_the_gateway_tells_those_who_may_read_the_fleet() -> None:
+def test_the_gateway_shows_it_to_those_who_may_read_the_fleet() -> None:
     assert Client().get("/version").status_code in (401, 403)
     key = key_api("fleet:read").key
-    told = Client().get("/version", HTTP_AUTHORIZATION=f"Bearer {key}")
-    assert told.json()["package_version"] == VERSION
+    answer = Client().get("/version", HTTP_AUTHORIZATION=f"Bearer {key}")
+    assert answer.json()["package_version"] == VERSION

@@ -39,7 +39,7 @@ class Scripted:
 
 
 @pytest.mark.parametrize("error", [PanicError("oh"), SystemExit(1), KeyboardInterrupt(), OSError()])
-def test_whatever_it_raises_it_goes_on(
+def test_whatever_it_raises_it_continues(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     target, broken = Scripted(error, error), list[BaseException]()
@@ -71,7 +71,7 @@ def test_pauses_grow_to_a_bound_and_begin_anew() -> None:
     assert pauses[8:] == [0.1, 0.2]
 
 
-def test_one_that_is_called_once_says_so_and_ends() -> None:
+def test_one_that_is_called_once_reports_it_and_ends() -> None:
     target, broken = Scripted(PanicError()), list[BaseException]()
     thread = SupervisedThread(target, name="once", restarts=False, on_broken=broken.append)
     thread.start()

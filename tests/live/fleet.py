@@ -139,8 +139,8 @@ class Fleet:
 
     def invite(self, name: str, address: str) -> str:
         """The line to paste on that host."""
-        told = self.manage("neurons", "invite", name, "--address", address, "--json")
-        line: str = json.loads(told)["join"]
+        found_json = self.manage("neurons", "invite", name, "--address", address, "--json")
+        line: str = json.loads(found_json)["join"]
         return line
 
     def shell(self, *lines: str) -> str:
@@ -157,8 +157,8 @@ class Fleet:
             headers={"Authorization": f"Bearer {SERVE_KEY}"},
             timeout=30.0,
         )
-        told: dict[str, Any] = found.json()
-        return told
+        found_json: dict[str, Any] = found.json()
+        return found_json
 
     def snapshot(self) -> FleetSnapshot:
         """By the neurons' heartbeats; empty while Redis does not answer."""

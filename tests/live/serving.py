@@ -185,8 +185,8 @@ class Serve:
         """What it tells whoever may know it."""
         headers = {"Authorization": f"Bearer {SERVE_KEY}"}
         found = _CLIENT.get(f"{self.url}/health", headers=headers)
-        told: dict[str, Any] = found.json()
-        return told
+        status_body: dict[str, Any] = found.json()
+        return status_body
 
     def replica(self, model: str = MODEL) -> dict[str, Any] | None:
         """As /health lists it."""

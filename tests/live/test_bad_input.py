@@ -49,7 +49,7 @@ def test_refused_before_the_stream_starts(helexa: Serve, case: str) -> None:
     assert response.status_code == status, response.text
 
 
-def test_prompt_over_the_limit_says_both_numbers(helexa: Serve) -> None:
+def test_prompt_over_the_limit_reports_both_numbers(helexa: Serve) -> None:
     fields, _ = CASES["prompt over the limit"]
     error = helexa.chat(**fields).json()["error"]
     assert error["code"] == "context_length_exceeded"

@@ -73,8 +73,8 @@ def test_a_sweep_of_the_fleet_and_of_an_endpoint_that_gets_slower(serve: Serve) 
     compared = bench(serve, "compare", "peer", "--metric", "decode_tps", "--format", "json")
     assert compared.returncode == 1, compared.stderr
     assert json.loads(compared.stdout)["regressed"] == 2
-    told = httpx.get(f"{serve.url}/api/bench/compare?before=peer", timeout=60).json()
-    assert told["regressed"] == 2
+    comparison = httpx.get(f"{serve.url}/api/bench/compare?before=peer", timeout=60).json()
+    assert comparison["regressed"] == 2
     for path in ("", "compare/?before=peer@b1&after=peer@b2"):
         page = httpx.get(f"{serve.url}/bench/{path}", timeout=60)
         assert page.status_code == 200

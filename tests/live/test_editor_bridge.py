@@ -60,15 +60,15 @@ async def test_a_task(
     answer = await bridge.ask(f"{mark}-begin")
     assert answer.stop_reason == "end_turn"
     assert (bridge.project / "notes.txt").read_text() == f"{mark}-read: buy bread\n"
-    said = bridge.editor.texts().replace("\n", "")
-    assert said == "I look.It says bread now."
+    shown_text = bridge.editor.texts().replace("\n", "")
+    assert shown_text == "I look.It says bread now."
     assert bridge.editor.texts("agent_thought_chunk").strip() == "A file."
     assert list(bridge.editor.statuses().values()) == ["completed", "completed"]
     first, *_ = hermes.received(f"{mark}-begin")
     assert '"name": "read_file"' in first.prompt
     assert answer.usage is not None
     assert answer.usage.input_tokens > first.num_prompt_tokens
-    (*_, context) = bridge.editor.told("usage_update")
+    (*_, context) = bridge.editor.updates_of("usage_update")
     assert context.size == 131072, "the server says it once the model is loaded"
 
 

@@ -79,8 +79,8 @@ def test_too_long_is_refused_with_both_numbers(client: openai.OpenAI, minilm: st
         embed(client, input=["short", "word " * 300])
     assert refused.value.code == "context_length_exceeded"
     assert refused.value.param == "input"
-    for said in (str(LIMIT), "302", "input 1"):
-        assert said in refused.value.message
+    for words in (str(LIMIT), "302", "input 1"):
+        assert words in refused.value.message
 
 
 def test_dimensions(client: openai.OpenAI, minilm: str) -> None:
@@ -102,7 +102,7 @@ def test_the_wrong_kind_of_model(client: openai.OpenAI, minilm: str) -> None:
     assert refused.value.param == "model"
 
 
-def test_what_the_fleet_says_of_it(helexa: Serve, client: openai.OpenAI, minilm: str) -> None:
+def test_what_the_fleet_reports_of_it(helexa: Serve, client: openai.OpenAI, minilm: str) -> None:
     embed(client, input="load it")
     replica = helexa.replica(minilm)
     assert replica is not None

@@ -102,8 +102,8 @@ def test_token_ids_are_the_tokenizers(client: openai.OpenAI, shared_server: Serv
         json={**ask, "return_token_ids": True, "max_tokens": 8, "temperature": 0},
         timeout=WAIT_TIMEOUT_S,
     ).json()
-    told = httpx.post(f"{shared_server.url}/tokenize", json=ask, timeout=WAIT_TIMEOUT_S).json()
-    assert answer["prompt_token_ids"] == told["tokens"]
+    reported = httpx.post(f"{shared_server.url}/tokenize", json=ask, timeout=WAIT_TIMEOUT_S).json()
+    assert answer["prompt_token_ids"] == reported["tokens"]
     choice = answer["choices"][0]
     back = {"model": MODEL, "tokens": choice["token_ids"]}
     text = httpx.post(f"{shared_server.url}/detokenize", json=back, timeout=WAIT_TIMEOUT_S).json()
@@ -140,9 +140,9 @@ def test_a_prompt_is_scored_as_its_echo_is(client: openai.OpenAI) -> None:
         max_tokens=1,
         extra_body={"prompt_logprobs": 0},
     )
-    told: Any = chat.to_dict()["prompt_logprobs"]
-    assert chat.usage is not None and len(told) == chat.usage.prompt_tokens
-    assert all(len(position) == 1 for position in told[1:])
+    reported: Any = chat.to_dict()["prompt_logprobs"]
+    assert chat.usage is not None and len(reported) == chat.usage.prompt_tokens
+    assert all(len(position) == 1 for position in reported[1:])
 
 
 def test_ollamas_sdk(shared_server: Serve) -> None:
@@ -275,5 +275,5 @@ def test_characters_are_never_split(helexa: Serve, path: str, fields: dict[str, 
     assert "\ufffd" not in response.content.decode("utf-8", errors="strict")
     datas = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
     deltas = [json.loads(data).get("delta") for data in datas if data != "[DONE]"]
-    told = "".join(d if isinstance(d, str) else (d or {}).get("text", "") for d in deltas)
-    assert any(ord(character) > 127 for character in told)
+    reported = "".join(d if isinstance(d, str) else (d or {}).get("text", "") for d in deltas)
+    assert any(ord(character) > 127 for character in reported)

@@ -63,8 +63,10 @@ def test_on_a_sound_device_each_fails_alone(faulty: Serve) -> None:
         neighbours = [pool.submit(faulty.answer, **LONG) for _ in range(2)]
         broken = list(pool.map(lambda kind: complete(faulty, kind), kinds))
     assert [neighbour.result() for neighbour in neighbours] == [undisturbed] * 2
-    told = [(r.status_code, r.json()["error"]["code"], "retry-after" in r.headers) for r in broken]
-    assert told == [
+    refusals = [
+        (r.status_code, r.json()["error"]["code"], "retry-after" in r.headers) for r in broken
+    ]
+    assert refusals == [
         (500, "numerical_error", False),
         (503, "out_of_memory", True),
         (500, "engine_error", False),
@@ -78,7 +80,7 @@ def test_on_a_sound_device_each_fails_alone(faulty: Serve) -> None:
     ("kind", "code"),
     [(Kind.LOSES_THE_DEVICE, "device_fault"), (Kind.HANGS, "engine_hung")],
 )
-def test_what_an_engine_cannot_survive_is_told_and_mended(
+def test_what_an_engine_cannot_survive_is_reported_and_mended(
     faulty: Serve, kind: Kind, code: str
 ) -> None:
     wait_until(lambda: answers(faulty), "it answers before")

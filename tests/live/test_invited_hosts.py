@@ -104,12 +104,12 @@ def sharing_serve(run_dir: Path, chain: Path, key: Path) -> Iterator[tuple[Serve
     serve = Serve(run_dir / "var", "--no-model", "--no-neuron", *share, *tls)
     try:
         serve.wait_ready()
-        told = catalogue.run(
+        output = catalogue.run(
             serve,
             f"for name in {NEURONS}:\n"
             "    print(services.neuron_invite(actor=COMMAND, neuron_name=name))",
         )
-        lines = dict(zip(NEURONS, told.split(), strict=True))
+        lines = dict(zip(NEURONS, output.split(), strict=True))
         if tls:
             yield serve, lines
             return
@@ -149,7 +149,7 @@ def ready_on(serve: Serve, model: str) -> set[str]:
     }
 
 
-def test_hosts_join_over_tls_and_one_that_was_told_another_certificate_does_not(
+def test_hosts_join_over_tls_and_one_with_another_certificate_does_not(
     invited: Invited,
 ) -> None:
     wait_until(lambda: known(invited.serve) == set(NEURONS), "all have joined")
@@ -178,11 +178,11 @@ def test_conversations_find_their_prefixes_among_three_hosts(invited: Invited) -
     )
     wait_until(lambda: ready_on(serve, model.name) == set(NEURONS), "each has a replica")
     with second_gateway(serve) as other_url:
-        told = talk((serve.url, other_url), model.name)
+        output = talk((serve.url, other_url), model.name)
     received = model.received("")
     assert len(received) == NUM_CONVERSATIONS * NUM_TURNS
     found = sum(one.num_cached_tokens for one in received)
-    assert found == told, "clients are told what the engines found"
+    assert found == output, "clients are told what the engines found"
     possible, num_tokens = found_by_one(model, received)
     assert num_tokens == sum(one.num_prompt_tokens for one in received)
     assert possible > num_tokens / 2, "conversations have prefixes to find"
@@ -196,15 +196,15 @@ def talk(gateway_urls: Sequence[str], model: str) -> int:
     """All conversations turn by turn, some at once. The prompt tokens that clients are told were
     cached."""
     draw = random.Random(2)
-    said: list[list[dict[str, str]]] = [[] for _ in range(NUM_CONVERSATIONS)]
+    histories: list[list[dict[str, str]]] = [[] for _ in range(NUM_CONVERSATIONS)]
 
     def turn(number: int, text: str, gateway_url: str) -> int:
-        said[number].append({"role": "user", "content": text})
-        body = {"model": model, "messages": said[number], "max_tokens": 100}
+        histories[number].append({"role": "user", "content": text})
+        body = {"model": model, "messages": histories[number], "max_tokens": 100}
         response = client.post(f"{gateway_url}/v1/chat/completions", json=body)
         assert response.status_code == 200, response.text
         answer = response.json()
-        said[number].append(answer["choices"][0]["message"])
+        histories[number].append(answer["choices"][0]["message"])
         cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         return cached
 

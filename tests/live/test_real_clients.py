@@ -147,7 +147,7 @@ def test_claude_code_counts_tokens(client: RealClient) -> None:
     assert client.body("claude_code_count_tokens")["input_tokens"] > 10
 
 
-def test_claude_code_is_told_of_a_full_context(client: RealClient) -> None:
+def test_claude_code_gets_a_full_context_as_its_error(client: RealClient) -> None:
     """As that API words it, with advice in a header. Not as a stream, which begins with 200 where
     the refusal takes longer than a busy machine's grace."""
     turn = {"role": "user", "content": "word " * 8000}
@@ -159,7 +159,7 @@ def test_claude_code_is_told_of_a_full_context(client: RealClient) -> None:
     assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS" in refused.headers["x-helexa-advice"]
 
 
-def test_opencode_goes_on_after_a_tool(client: RealClient, hermes: ScriptedModel) -> None:
+def test_opencode_continues_after_a_tool(client: RealClient, hermes: ScriptedModel) -> None:
     """It keeps the calls' ids and wants the usage in the last chunk."""
     call = '{"name": "bash", "arguments": {"command": "cat README.md", "description": "Show it"}}'
     hermes.answers("List the files, opencode", f"Two.\n<tool_call>\n{call}\n</tool_call>")
@@ -188,14 +188,14 @@ def chunk_calls(chunks: Events) -> list[tuple[str, Any]]:
     return [(names[index], json.loads(arguments[index])) for index in names]
 
 
-def test_opencode_is_told_of_a_full_context(client: RealClient) -> None:
+def test_opencode_gets_a_full_context_as_its_error(client: RealClient) -> None:
     refused = client.send("opencode_turn", model="llama3")
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "context_length_exceeded"
     assert "opencode.json" in refused.headers["x-helexa-advice"]
 
 
-def test_codex_goes_on_after_a_command(client: RealClient, hermes: ScriptedModel) -> None:
+def test_codex_continues_after_a_command(client: RealClient, hermes: ScriptedModel) -> None:
     """It keeps nothing here: what the model thought comes back from it, encrypted."""
     hermes.answers("The note of codex", "It says so.")
     events = client.events("codex_turn")
@@ -205,9 +205,7 @@ def test_codex_goes_on_after_a_command(client: RealClient, hermes: ScriptedModel
     assert prompt.index("Read it.") < prompt.index("Let me look.") < prompt.index("cat note.txt")
 
 
-def test_codex_is_told_which_mcp_server_is_called(
-    client: RealClient, hermes: ScriptedModel
-) -> None:
+def test_codex_gets_which_mcp_server_is_called(client: RealClient, hermes: ScriptedModel) -> None:
     """It offers each server's tools as a namespace, and looks a call up by both names."""
     call = '<tool_call>\n{"name": "mcp__notes.read", "arguments": {}}\n</tool_call>'
     hermes.answers("The note of codex", call)
@@ -221,7 +219,7 @@ def test_codex_is_told_which_mcp_server_is_called(
     assert "mcp__notes.read" in hermes.received("The note of codex")[-1].prompt
 
 
-def test_qwen_code_goes_on_after_a_tool(client: RealClient, hermes: ScriptedModel) -> None:
+def test_qwen_code_continues_after_a_tool(client: RealClient, hermes: ScriptedModel) -> None:
     """Its tool results are lists of parts."""
     hermes.answers("The note of qwen", "It says so.")
     chunks = client.events("qwen_code_turn")
@@ -307,8 +305,8 @@ def test_ai_sdk_refers_to_stored_items(client: RealClient, hermes: ScriptedModel
         "output": "noon in the sdk",
     }
     references = [{"type": "item_reference", "id": item["id"]} for item in items[:2]]
-    told = client.events("ai_sdk_responses", input=[*given, *references, sent, result])
-    assert told[-1]["response"]["output"][-1]["content"][0]["text"] == "Noon."
+    sdk_events = client.events("ai_sdk_responses", input=[*given, *references, sent, result])
+    assert sdk_events[-1]["response"]["output"][-1]["content"][0]["text"] == "Noon."
     prompt = hermes.received("noon in the sdk")[-1].prompt
     assert "One moment." in prompt
     assert "Ask the clock." in prompt

@@ -35,7 +35,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 def test_files_batches_and_responses_are_there(fleet: Fleet, tmp_path: Path) -> None:
     here = httpx.Client(base_url=fleet.gateway_urls[0], timeout=WAIT_TIMEOUT_S)
-    response = told(here.post("/v1/responses", json={"model": MODEL, "input": QUESTION}))
+    response = body_of(here.post("/v1/responses", json={"model": MODEL, "input": QUESTION}))
     line = {
         "custom_id": "one",
         "method": "POST",
@@ -43,19 +43,21 @@ def test_files_batches_and_responses_are_there(fleet: Fleet, tmp_path: Path) -> 
         "body": {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}]},
     }
     upload = {"file": ("batch.jsonl", json.dumps(line).encode())}
-    file = told(here.post("/v1/files", files=upload, data={"purpose": "batch"}))
+    file = body_of(here.post("/v1/files", files=upload, data={"purpose": "batch"}))
     made = {
         "input_file_id": file["id"],
         "endpoint": "/v1/chat/completions",
         "completion_window": "24h",
     }
-    batch_url = f"/v1/batches/{told(here.post('/v1/batches', json=made))['id']}"
-    wait_until(lambda: told(here.get(batch_url))["status"] == "completed", "the batch is through")
+    batch_url = f"/v1/batches/{body_of(here.post('/v1/batches', json=made))['id']}"
+    wait_until(
+        lambda: body_of(here.get(batch_url))["status"] == "completed", "the batch is through"
+    )
     paths = [
         batch_url,
         f"/v1/files/{file['id']}",
         f"/v1/files/{file['id']}/content",
-        f"/v1/files/{told(here.get(batch_url))['output_file_id']}/content",
+        f"/v1/files/{body_of(here.get(batch_url))['output_file_id']}/content",
         f"/v1/responses/{response['id']}",
     ]
     before = [here.get(path) for path in paths]
@@ -78,10 +80,10 @@ def test_files_batches_and_responses_are_there(fleet: Fleet, tmp_path: Path) -> 
     fleet.add_control()
     fleet.programs["ash"].start()
     fleet.wait(lambda: fleet.ready(MODEL), "the model is loaded")
-    assert told(there.post("/v1/responses", json=continued))["status"] == "completed"
+    assert body_of(there.post("/v1/responses", json=continued))["status"] == "completed"
 
 
-def told(answer: httpx.Response) -> dict[str, Any]:
+def body_of(answer: httpx.Response) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found

@@ -153,7 +153,7 @@ def test_more_than_the_context_holds_is_refused_with_both_numbers(ask: Ask) -> N
     assert "8192" in refusal.value.message
 
 
-def test_models_say_what_they_can(
+def test_models_show_what_they_can(
     openai_client: openai.OpenAI, scripted_server: ScriptedServe, ask: Ask, hermes: ScriptedModel
 ) -> None:
     hermes.answers("load it", "loaded")

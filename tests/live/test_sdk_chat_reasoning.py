@@ -47,9 +47,9 @@ def test_hidden_thoughts_have_no_logprobs(ask: Ask, hermes: ScriptedModel) -> No
     hermes.answers("six by seven, likely", THOUGHT)
     choice = ask("six by seven, likely", logprobs=True).choices[0]
     assert choice.logprobs is not None
-    told = b"".join(bytes(token.bytes or []) for token in choice.logprobs.content or [])
-    assert "6 times 7" not in told.decode()
-    assert told.decode().strip() == "It is 42."
+    reported = b"".join(bytes(token.bytes or []) for token in choice.logprobs.content or [])
+    assert "6 times 7" not in reported.decode()
+    assert reported.decode().strip() == "It is 42."
 
 
 def test_inlined_for_bridges(ask: Ask, hermes: ScriptedModel) -> None:
@@ -57,8 +57,8 @@ def test_inlined_for_bridges(ask: Ask, hermes: ScriptedModel) -> None:
     answer = ask("six by seven, inline", extra_headers={"x-include-thinking": "true"})
     content = answer.choices[0].message.content or ""
     assert content.startswith("<think>")
-    thought, _, told = content.removeprefix("<think>").partition("</think>")
-    assert (thought.strip(), told.strip()) == ("It is 6 times 7.", "It is 42.")
+    thought, _, reported = content.removeprefix("<think>").partition("</think>")
+    assert (thought.strip(), reported.strip()) == ("It is 6 times 7.", "It is 42.")
     assert reasoning(answer) is None
 
 
@@ -78,7 +78,7 @@ def test_inlined_for_bridges(ask: Ask, hermes: ScriptedModel) -> None:
         ),
     ],
 )
-def test_whether_the_template_is_told_to_think(
+def test_whether_the_template_is_asked_to_think(
     ask: Ask, hermes: ScriptedModel, fields: dict[str, Any], thinks: bool
 ) -> None:
     hermes.answers("think or not", "Well.")
@@ -107,8 +107,8 @@ def test_thinking_before_a_call(ask: Ask, hermes: ScriptedModel) -> None:
     assert len(message.tool_calls or []) == 1
     (call,) = message.tool_calls or []
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny all week"}
-    told = ask(messages=[question, message, result], tools=[WEATHER])
-    assert told.choices[0].message.content == "Sunny."
+    reported = ask(messages=[question, message, result], tools=[WEATHER])
+    assert reported.choices[0].message.content == "Sunny."
     assert "Should I" in hermes.received("sunny all week")[-1].prompt
 
 

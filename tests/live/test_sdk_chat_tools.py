@@ -44,9 +44,9 @@ def test_a_call_and_its_result(ask: Ask, scripted_server: ScriptedServe, family:
 
     result = {"role": "tool", "tool_call_id": call.id, "content": "rain until Sunday"}
     history = [question, choice.message, result]
-    told = ask(model=family, messages=history, tools=TOOLS).choices[0]
-    assert (told.message.content, told.finish_reason) == ("Take an umbrella.", "stop")
-    assert told.message.tool_calls is None
+    reply = ask(model=family, messages=history, tools=TOOLS).choices[0]
+    assert (reply.message.content, reply.finish_reason) == ("Take an umbrella.", "stop")
+    assert reply.message.tool_calls is None
     prompt = model.received("rain until Sunday")[-1].prompt
     assert "Oslo" in prompt.partition(str(question["content"]))[2], "the call is in the history"
 

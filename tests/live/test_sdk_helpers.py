@@ -85,8 +85,8 @@ def test_openai_parses_tools(openai_client: openai.OpenAI, hermes: ScriptedModel
         assert message.tool_calls[0].function.parsed_arguments == GetWeather(**OSLO)
         result = {"role": "tool", "tool_call_id": message.tool_calls[0].id}
         result["content"] = "slush in Oslo"
-        told = completions.parse(**fields | {"messages": [question, message, result]})
-        assert told.choices[0].message.content == "Boots."
+        reply = completions.parse(**fields | {"messages": [question, message, result]})
+        assert reply.choices[0].message.content == "Boots."
 
 
 def test_openai_parses_tools_in_responses(

@@ -43,7 +43,7 @@ def test_text(converse: Converse, hermes: ScriptedModel) -> None:
     assert message.usage.output_tokens > 0
 
 
-def test_the_answer_goes_on_from_its_start(converse: Converse, hermes: ScriptedModel) -> None:
+def test_the_answer_continues_from_its_start(converse: Converse, hermes: ScriptedModel) -> None:
     hermes.answers("a tale to go on with", " was a king.")
     message = converse(
         [
@@ -129,8 +129,8 @@ def test_a_call_and_its_result(
         {"role": "assistant", "content": asked.content},
         {"role": "user", "content": [result, {"type": "text", "text": "So?"}]},
     ]
-    told = converse(history, model=family, tools=[WEATHER, CLOCK])
-    assert (text_of(told), told.stop_reason) == ("Drive slowly.", "end_turn")
+    answer = converse(history, model=family, tools=[WEATHER, CLOCK])
+    assert (text_of(answer), answer.stop_reason) == ("Drive slowly.", "end_turn")
     assert "So?" in model.received("fog all day")[-1].prompt
 
 
@@ -150,8 +150,8 @@ def test_thinking_goes_there_and_back(converse: Converse, hermes: ScriptedModel)
         {"role": "assistant", "content": asked.content},
         {"role": "user", "content": [result]},
     ]
-    told = converse(history, tools=[WEATHER], thinking=THINKING)
-    assert text_of(told) == "Wet."
+    answer = converse(history, tools=[WEATHER], thinking=THINKING)
+    assert text_of(answer) == "Wet."
     assert "Fjords." in hermes.received("drizzle")[-1].prompt
 
 
@@ -280,7 +280,7 @@ def test_errors_have_the_shape_of_that_api(converse: Converse) -> None:
         converse("hello", extra_body={"max_tokens": "many"})
 
 
-def test_a_stream_that_breaks_says_so(converse: Converse) -> None:
+def test_a_stream_that_breaks_reports_it(converse: Converse) -> None:
     with pytest.raises(anthropic.APIStatusError, match="no rule for the prompt"):
         converse("nobody wrote a message to this")
 

@@ -80,8 +80,8 @@ def test_reasoning_is_shown(respond: Respond, hermes: ScriptedModel) -> None:
     response = respond("think and tell", reasoning={"effort": "high"})
     thought, message = response.output
     assert thought.type == "reasoning"
-    told = [part.text for part in thought.content or []]
-    assert "Quietly." in "".join(told or [part.text for part in thought.summary])
+    answer = [part.text for part in thought.content or []]
+    assert "Quietly." in "".join(answer or [part.text for part in thought.summary])
     assert message.type == "message"
     assert response.output_text == "Told."
     assert response.usage is not None
@@ -107,8 +107,8 @@ def test_a_call_and_its_result(
     assert asked.status == "completed"
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "hail and thunder"}
     given += [*(item.to_dict() for item in asked.output), result]
-    told = respond(given, model=family, tools=[WEATHER])
-    assert told.output_text == "Stay inside."
+    answer = respond(given, model=family, tools=[WEATHER])
+    assert answer.output_text == "Stay inside."
     chained = respond([result], model=family, tools=[WEATHER], previous_response_id=asked.id)
     assert chained.output_text == "Stay inside."
     prompts = [one.prompt for one in model.received("hail and thunder")[-2:]]
@@ -196,7 +196,7 @@ def test_refused_by_name(respond: Respond, fields: dict[str, Any], param: str) -
         assert fields["tools"][0]["type"] in refusal.value.message
 
 
-def test_a_stream_that_breaks_says_so(openai_client: openai.OpenAI) -> None:
+def test_a_stream_that_breaks_reports_it(openai_client: openai.OpenAI) -> None:
     stream = openai_client.responses.create(
         model="hermes", input="nobody wrote a response to this", stream=True
     )

@@ -45,7 +45,7 @@ def test_stored_until_deleted(
     assert refusal.value.status_code in (400, 404)
 
 
-def test_not_stored_when_told_so(
+def test_not_stored_when_asked(
     respond: Respond, openai_client: openai.OpenAI, hermes: ScriptedModel
 ) -> None:
     hermes.answers("forget this", "Forgotten.")

@@ -265,7 +265,7 @@ def test_stopped_before_it_is_ready(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_clients_and_hosts_elsewhere_are_told_of(start: Start, tmp_path: Path) -> None:
+def test_clients_and_hosts_elsewhere_are_reported(start: Start, tmp_path: Path) -> None:
     """A gateway without a neuron: ready at an address that others reach, for hosts to join."""
     shared_port = free_port()
     serve = start(

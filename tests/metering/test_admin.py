@@ -222,9 +222,9 @@ class TestKeys:
     def test_revoke(self, operator: Client, account: Account) -> None:
         key = services.key_create(actor=COMMAND, account=account).row
         form = {"action": "revoke_selected", "_selected_action": [key.prefix]}
-        for said in ("Revoked", "already"):
+        for words in ("Revoked", "already"):
             response = operator.post(url("apikey", "changelist"), form, follow=True)
-            assert said in response.content.decode()
+            assert words in response.content.decode()
         assert ApiKey.objects.get().revoked_at is not None
         assert newest() == ("user:carol", "key.revoke", key.prefix)
         assert "revoked" in page(operator, "apikey")
@@ -268,9 +268,9 @@ class TestPeople:
         mia = User.objects.get(username="mia")
         assert mia.check_password("a long password")
         assert Membership.objects.get(user=mia).account == account
-        told = set(AuditEntry.objects.values_list("actor", "action", "object_id"))
-        assert ("user:carol", "user.create", "mia") in told
-        assert ("user:carol", "membership.set", f"{account.name}/mia") in told
+        entries = set(AuditEntry.objects.values_list("actor", "action", "object_id"))
+        assert ("user:carol", "user.create", "mia") in entries
+        assert ("user:carol", "membership.set", f"{account.name}/mia") in entries
 
     def test_their_changes_are_audited_without_what_is_secret(self, operator: Client) -> None:
         mia = User.objects.create_user("mia", password="a long password")
@@ -324,9 +324,9 @@ class TestPeople:
             chosen = {"action": "delete_selected", "_selected_action": mia.pk, "post": "yes"}
             operator.post("/admin/auth/user/", chosen)
         assert not User.objects.filter(username="mia").exists()
-        told = set(AuditEntry.objects.values_list("actor", "action", "object_id"))
-        assert ("user:carol", "membership.remove", f"{account.name}/mia") in told
-        assert ("user:carol", "user.delete", "mia") in told
+        entries = set(AuditEntry.objects.values_list("actor", "action", "object_id"))
+        assert ("user:carol", "membership.remove", f"{account.name}/mia") in entries
+        assert ("user:carol", "user.delete", "mia") in entries
 
     @pytest.mark.parametrize("path", ["user/add/", "group/add/", "user/", "group/"])
     def test_their_pages_look_like_the_others(self, operator: Client, path: str) -> None:

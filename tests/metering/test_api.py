@@ -168,7 +168,7 @@ class TestRefusals:
         assert response.json()["code"] == "database_unavailable"
         assert b"secrets" not in response.content
 
-    def test_our_own_mistake_tells_nothing(
+    def test_our_own_mistake_shows_nothing(
         self, client: Client, made: CreatedKey, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(*_args: object) -> None:

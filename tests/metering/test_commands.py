@@ -163,7 +163,7 @@ class TestKeys:
         assert row.scopes == ["inference", "usage:read"]
         assert row.created_by == str(COMMAND)
 
-    def test_everything_that_can_be_said(self, account: Account) -> None:
+    def test_everything_that_can_be_reported(self, account: Account) -> None:
         made = printed_json(
             "keys",
             "create",

@@ -65,5 +65,5 @@ def test_what_is_shown_is_read_again(micro_usd: int) -> None:
         (999_999_999, "$1,000.00"),
     ],
 )
-def test_what_was_spent_is_told_to_the_cent(micro_usd: int, text: str) -> None:
+def test_what_was_spent_is_reported_to_the_cent(micro_usd: int, text: str) -> None:
     assert cost_text(micro_usd) == text

@@ -9,7 +9,7 @@ from pathlib import Path
 BUILD = Path(__file__).resolve().parents[2] / "packaging" / "build"
 
 
-def test_a_python_without_requirements_is_told_which_to_take(tmp_path: Path) -> None:
+def test_a_python_without_requirements_is_named_another(tmp_path: Path) -> None:
     built = subprocess.run(
         (sys.executable, "-S", str(BUILD), "--out", str(tmp_path / "dist")),
         capture_output=True,

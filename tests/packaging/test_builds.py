@@ -63,8 +63,8 @@ def test_the_wheel_has_every_file_of_the_code(first: dict[str, bytes], out: Path
     assert set(tracked) - packed == set()
     assert "inference/build.json" in packed
     (metadata,) = (name for name in packed if name.endswith("/METADATA"))
-    told = zipfile.ZipFile(wheel).read(metadata).decode()
-    requirements = [line for line in told.splitlines() if line.startswith("Requires-Dist: ")]
+    output = zipfile.ZipFile(wheel).read(metadata).decode()
+    requirements = [line for line in output.splitlines() if line.startswith("Requires-Dist: ")]
     assert [line for line in requirements if "torch==" in line] == [
         'Requires-Dist: torch==2.13.0; extra == "neuron"'
     ]
@@ -87,12 +87,12 @@ def test_a_deb_has_its_user_settings_and_unit(first: dict[str, bytes], out: Path
     ):
         assert lines[path][0] == "-rw-r--r--"
     (common,) = out.glob("helexa-common_*.deb")
-    told = subprocess.run(
+    output = subprocess.run(
         ("dpkg-deb", "--contents", str(common)), check=True, capture_output=True, text=True
     ).stdout
-    assert "./usr/lib/helexa/manage.py" in told and "/usr/share/man/man1/helexa.1" in told
-    assert "./usr/share/bash-completion/completions/helexa" in told
-    assert "site-packages" not in told and "libtorch" not in told
+    assert "./usr/lib/helexa/manage.py" in output and "/usr/share/man/man1/helexa.1" in output
+    assert "./usr/share/bash-completion/completions/helexa" in output
+    assert "site-packages" not in output and "libtorch" not in output
 
 
 def test_a_neurons_deb_recommends_compilers_for_cpu_and_gpu(

@@ -118,15 +118,15 @@ def directives(name: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("name", ["nginx.conf", "nginx-compose.conf"])
 def test_nginx_streams(name: str) -> None:
-    told = directives(name)
-    assert told["proxy_buffering"] == ["off"]
-    assert told["proxy_http_version"] == ["1.1"]
-    assert "Upgrade $http_upgrade" in told["proxy_set_header"]
-    assert int(told["proxy_read_timeout"][0].rstrip("s")) > read_config().request_timeout_s
-    assert told["client_max_body_size"] == [f"{32 * MIB // MIB}m"]
+    recipe = directives(name)
+    assert recipe["proxy_buffering"] == ["off"]
+    assert recipe["proxy_http_version"] == ["1.1"]
+    assert "Upgrade $http_upgrade" in recipe["proxy_set_header"]
+    assert int(recipe["proxy_read_timeout"][0].rstrip("s")) > read_config().request_timeout_s
+    assert recipe["client_max_body_size"] == [f"{32 * MIB // MIB}m"]
     assert read_config().max_body_bytes == 32 * MIB
     # A request that may have been begun is not sent again.
-    assert "non_idempotent" not in told["proxy_next_upstream"][0]
+    assert "non_idempotent" not in recipe["proxy_next_upstream"][0]
 
 
 def test_nginx_in_compose_reaches_the_gateways(compose: dict[str, Any]) -> None:

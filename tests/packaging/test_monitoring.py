@@ -50,8 +50,8 @@ VALUES = {
 def exported() -> dict[str, set[str]]:
     """Names of series and their labels, of a gateway that has seen a request and a neuron."""
     metrics = Metrics()
-    told: dict[str, Any] = {"prompt_tokens": 9, "cached_tokens": 1, "completion_tokens": 5}
-    told |= {"reasoning_tokens": 1, "duration_s": 2.0, "time_to_first_token_s": 0.5}
+    usage: dict[str, Any] = {"prompt_tokens": 9, "cached_tokens": 1, "completion_tokens": 5}
+    usage |= {"reasoning_tokens": 1, "duration_s": 2.0, "time_to_first_token_s": 0.5}
     for code, status in (("finished", 200), ("queue_full", 503)):
         metrics.observe(
             model="m",
@@ -62,7 +62,7 @@ def exported() -> dict[str, set[str]]:
             code=code,
             outcome=outcome_of(code=code, error_status=status, is_placed=True),
             cold_start=True,
-            **told,
+            **usage,
         )
     full = device(utilization_percent=1, temperature_c=40)
     snapshot = build_snapshot(

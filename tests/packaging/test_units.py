@@ -44,8 +44,8 @@ def analyze(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", UNITS)
 def test_systemd_understands_it(units: Path, name: str) -> None:
-    told = analyze("verify", "--man=no", str(units / name)).stderr.splitlines()
-    assert [line for line in told if name in line and not NO_HOST.search(line)] == []
+    lines = analyze("verify", "--man=no", str(units / name)).stderr.splitlines()
+    assert [line for line in lines if name in line and not NO_HOST.search(line)] == []
 
 
 @pytest.mark.parametrize("name", UNITS)

@@ -73,7 +73,7 @@ def test_every_row_is_measured(data_dir: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
-def test_without_a_card_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_card_it_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([]) != 0
     assert capsys.readouterr().err.startswith("error: no CUDA device")
 
@@ -111,7 +111,7 @@ class Openings:
         return self.opened[name]
 
 
-def test_a_subject_that_breaks_is_left_out_and_the_others_go_on(
+def test_a_subject_that_breaks_is_left_out_and_the_others_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_folder(TINY, tmp_path / "random" / "tiny", "cpu")
@@ -129,7 +129,7 @@ def test_a_subject_that_breaks_is_left_out_and_the_others_go_on(
     assert all(subject.is_closed for subject in openings.opened.values())
 
 
-def test_what_was_read_is_told_when_the_device_breaks(
+def test_what_was_read_is_reported_when_the_device_breaks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_folder(TINY, tmp_path / "random" / "tiny", "cpu")

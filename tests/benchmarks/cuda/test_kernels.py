@@ -36,7 +36,7 @@ def test_a_cpu_copies_and_multiplies_at_some_rate() -> None:
     assert matmul_flops_per_s(device, side=64) > 0
 
 
-def test_a_row_that_fails_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_fails_reports_how(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> str:
         raise TypeError("varlen_attn() got an unexpected keyword argument 'block_table'\nmore")
 

@@ -68,7 +68,7 @@ def test_shards_keep_the_order_and_the_limit() -> None:
     assert shards(sizes, 10) == [["a", "b"], ["c"], ["d", "e"]]
 
 
-def test_a_full_disk_is_told_before_anything_is_written() -> None:
+def test_a_full_disk_is_reported_before_anything_is_written() -> None:
     check_disk("8B", 16 * 10**9, Path("var"), free_bytes=17 * 10**9)
     with pytest.raises(NoRoomError, match=r"8B need 16\.0 GB under var, and 16\.5 GB are free"):
         check_disk("8B", 16 * 10**9, Path("var"), free_bytes=16_500_000_000)

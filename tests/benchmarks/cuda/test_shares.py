@@ -65,7 +65,7 @@ def test_goals_stand_beside_the_rows_that_have_them() -> None:
     }
 
 
-def test_the_report_has_every_row_and_says_what_is_not_measured(
+def test_the_report_has_every_row_and_names_the_unmeasured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     dense, other = ROWS["8B bf16, decode, 32 at once"], ROWS["8B q4, decode, 1 at once"]

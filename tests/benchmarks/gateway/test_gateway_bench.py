@@ -74,8 +74,8 @@ def load_of(port: int, body: dict[str, Any], num_tokens: int) -> Load:
 @pytest.mark.parametrize("streams", [True, False])
 async def test_clients_count_tokens(upstream: Any, streams: bool) -> None:
     body = {"max_tokens": 5, "stream": streams}
-    tally = await run(load_of(upstream.port, body, 5))
-    assert len(tally.latencies_s) >= 6
+    answers = await run(load_of(upstream.port, body, 5))
+    assert len(answers.latencies_s) >= 6
     with pytest.raises(UnexpectedAnswerError, match="5 tokens came where 6"):
         await run(load_of(upstream.port, body, 6))
 
@@ -88,7 +88,7 @@ async def test_a_server_that_refuses_ends_the_run() -> None:
         failed.result()
 
 
-def test_a_process_that_ends_says_why(tmp_path: Path) -> None:
+def test_a_process_that_ends_names_the_reason(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         command = [sys.executable, "-c", "raise SystemExit('no luck')"]
         running = processes.start("unlucky", command, {}, port=free_port())

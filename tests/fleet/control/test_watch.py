@@ -33,7 +33,7 @@ def test_a_neuron_that_falls_silent_is_expected_back_for_a_while() -> None:
     assert absences.noted(EMPTY, 6.0).absent == (), "once given up it is not expected again"
 
 
-def test_one_that_said_that_it_leaves_is_not_expected() -> None:
+def test_one_that_announced_its_end_is_not_expected() -> None:
     absences = Absences()
     absences.noted(fleet(replace(HOLDER, is_leaving=True)), 0.0)
     assert absences.noted(EMPTY, 1.0).absent == ()
@@ -45,12 +45,12 @@ def test_what_waits_at_all_gateways_is_added_up() -> None:
     assert (waiting.num_requests, waiting.oldest_s) == (4, 7.0)
 
 
-def test_what_a_dead_gateway_said_is_forgotten() -> None:
+def test_what_a_dead_gateway_reported_is_forgotten() -> None:
     watch = FleetWatch()
-    said = {"g": report(1, tiny=4.0)}
-    assert watch.look(EMPTY, said, 0.0).gone_gateways == ()
-    assert watch.look(EMPTY, said, GATEWAY_SILENCE_S - 1).observed.waiting
-    dead = watch.look(EMPTY, said, GATEWAY_SILENCE_S)
+    reports = {"g": report(1, tiny=4.0)}
+    assert watch.look(EMPTY, reports, 0.0).gone_gateways == ()
+    assert watch.look(EMPTY, reports, GATEWAY_SILENCE_S - 1).observed.waiting
+    dead = watch.look(EMPTY, reports, GATEWAY_SILENCE_S)
     assert (dead.gone_gateways, dict(dead.observed.waiting)) == (("g",), {})
     assert watch.look(EMPTY, {"g": report(2, tiny=1.0)}, 9.0).gone_gateways == ()
 

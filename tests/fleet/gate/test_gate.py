@@ -56,7 +56,7 @@ class FakeFleet:
         self.served_by = "beast"
         self.uses: dict[str, int] = {}
         self.now_s = 0.0
-        self.said: list[str] = []
+        self.printed: list[str] = []
 
     def overview(self) -> dict[str, Any]:
         found = self.overviews.pop(0) if len(self.overviews) > 1 else self.overviews[0]
@@ -89,7 +89,7 @@ class FakeFleet:
             probe=Probe(),
             neuron=neuron,
             ready_limit_s=60.0,
-            report=self.said.append,
+            report=self.printed.append,
             clock=lambda: self.now_s,
             sleep=self.sleep,
         )
@@ -103,7 +103,7 @@ def test_what_was_loaded_is_waited_for() -> None:
     )
     assert fleet.gate("beast").problems([QWEN_ON_BEAST]) == []
     assert fleet.asked == [("/v1/chat/completions", "qwen")]
-    assert "qwen on beast: green" in fleet.said
+    assert "qwen on beast: green" in fleet.printed
 
 
 def test_a_models_own_penalties_do_not_keep_it_from_the_words_of_the_question() -> None:
@@ -128,7 +128,7 @@ def test_a_load_that_failed_is_not_waited_for() -> None:
 def test_a_fleet_without_models_has_nothing_to_probe() -> None:
     fleet = FakeFleet(overview(neuron()))
     assert fleet.gate("beast").problems([]) == []
-    assert fleet.said == ["no model is loaded on beast: nothing to probe"]
+    assert fleet.printed == ["no model is loaded on beast: nothing to probe"]
 
 
 AWAY = RefusedError(0, "http://gateway:31313 does not answer: refused")
@@ -138,7 +138,7 @@ def test_a_server_that_is_absent_is_not_waited_for_as_loads_are() -> None:
     fleet = FakeFleet(AWAY)
     gate = dataclasses.replace(fleet.gate(), ready_limit_s=900.0)
     assert gate.problems([QWEN_ON_BEAST]) == [str(AWAY)]
-    assert fleet.said == [f"waiting: {AWAY}"]
+    assert fleet.printed == [f"waiting: {AWAY}"]
     assert fleet.now_s == ABSENT_LIMIT_S
 
 

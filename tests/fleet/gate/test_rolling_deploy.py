@@ -73,7 +73,7 @@ def test_an_upgrade_that_fails_stops_it(fake: Path) -> None:
     assert (fake / "asked").read_text().splitlines()[-1] == "neurons list --json"
 
 
-def test_it_says_how_it_is_used(fake: Path) -> None:
+def test_it_prints_its_usage(fake: Path) -> None:
     done = subprocess.run([str(SCRIPT)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "scripts/rolling-deploy --upgrade" in done.stderr

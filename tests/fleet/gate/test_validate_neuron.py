@@ -80,30 +80,33 @@ def test_a_model_is_loaded_asked_and_unloaded(gate_code: int, quant: str, tmp_pa
 
 def test_a_pinned_model_stays_loaded(tmp_path: Path) -> None:
     """Its unload would be refused."""
-    code, told = validated(tmp_path, FIT, model=("qwen",), entry={"pinned": True})
-    assert (code, told) == (0, "qwen is pinned: it stays loaded\n")
+    code, output = validated(tmp_path, FIT, model=("qwen",), entry={"pinned": True})
+    assert (code, output) == (0, "qwen is pinned: it stays loaded\n")
     assert "unload" not in (tmp_path / "jobs").read_text()
 
 
 def test_a_quant_may_be_named_as_in_the_name_of_a_file(tmp_path: Path) -> None:
     entry = {"quantization": "auto", "file": "Qwen3-8B.Q4_1.gguf"}
     assert validated(tmp_path, FIT, model=("qwen", "q4_1", "2"), entry=entry) == (0, "")
-    code, told = validated(tmp_path, FIT, model=("qwen", "q4", "2"), entry=entry)
-    assert code == 1 and "has quantization auto, not q4" in told
+    code, output = validated(tmp_path, FIT, model=("qwen", "q4", "2"), entry=entry)
+    assert code == 1 and "has quantization auto, not q4" in output
 
 
 def test_a_model_of_another_quant_or_size_is_not_loaded(tmp_path: Path) -> None:
-    code, told = validated(tmp_path, FIT, model=("qwen", "q8", "2"))
-    assert (code, told) == (1, "the catalogue entry qwen has quantization q4, not q8: change it\n")
-    code, told = validated(tmp_path, FIT, model=("qwen", "q4", "4"))
-    assert (code, told) == (
+    code, output = validated(tmp_path, FIT, model=("qwen", "q8", "2"))
+    assert (code, output) == (
+        1,
+        "the catalogue entry qwen has quantization q4, not q8: change it\n",
+    )
+    code, output = validated(tmp_path, FIT, model=("qwen", "q4", "4"))
+    assert (code, output) == (
         1,
         "the catalogue entry qwen has tensor_parallel 2, not 4: change it\n",
     )
 
 
 @pytest.mark.parametrize(
-    ("neurons", "said"),
+    ("neurons", "expected"),
     [
         ([], "beast is not known"),
         ([FIT | {"name": "benjy"}], "beast is not known"),
@@ -112,17 +115,17 @@ def test_a_model_of_another_quant_or_size_is_not_loaded(tmp_path: Path) -> None:
     ],
 )
 def test_a_neuron_that_is_not_is_asked_nothing(
-    neurons: list[dict[str, Any]], said: str, tmp_path: Path
+    neurons: list[dict[str, Any]], expected: str, tmp_path: Path
 ) -> None:
-    code, told = validated(tmp_path, *neurons)
+    code, output = validated(tmp_path, *neurons)
     assert code == 1
-    assert said in told
+    assert expected in output
     assert not (tmp_path / "gated").exists()
 
 
-def test_a_list_that_is_refused_is_said_once(tmp_path: Path) -> None:
+def test_a_list_that_is_refused_is_reported_once(tmp_path: Path) -> None:
     """As to a key without the scope, or where no server answers."""
     (tmp_path / "refusal").write_text("CommandError: the key lacks the scope fleet:read")
-    code, told = validated(tmp_path, FIT)
-    assert (code, told) == (1, "CommandError: the key lacks the scope fleet:read\n")
+    code, output = validated(tmp_path, FIT)
+    assert (code, output) == (1, "CommandError: the key lacks the scope fleet:read\n")
     assert not (tmp_path / "gated").exists()

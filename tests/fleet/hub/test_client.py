@@ -58,12 +58,12 @@ def test_the_search() -> None:
         ("a b", None, "is not a repository: write org/name"),
     ],
 )
-def test_what_is_not_there_is_said(name: str, revision: str | None, message: str) -> None:
+def test_what_is_not_there_is_reported(name: str, revision: str | None, message: str) -> None:
     with pytest.raises(RepositoryUnknownError, match=message):
         HubClient().repository(name, revision)
 
 
-def test_a_hub_that_cannot_be_reached_is_said_with_what_to_do() -> None:
+def test_a_hub_that_cannot_be_reached_is_reported_with_what_to_do() -> None:
     nowhere = HubClient("http://127.0.0.1:9")
     for ask in (nowhere.repository, nowhere.search):
         with pytest.raises(HubUnavailableError, match="Models can be added by name all the same"):
@@ -84,7 +84,7 @@ def test_a_search_waits_for_one_answer_and_not_for_ever(
     assert not asked_to_wait_s
 
 
-def test_what_is_no_hub_is_said() -> None:
+def test_what_is_no_hub_is_reported() -> None:
     for ask in (HubClient().repository, HubClient().search):
         with pytest.raises(HubUnavailableError, match="is no hub"):
             ask(NO_HUB)

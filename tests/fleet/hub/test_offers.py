@@ -36,7 +36,7 @@ def test_each_quant_is_an_offer_by_size() -> None:
     assert small.vram_mb == 4506
 
 
-def test_two_files_of_one_quant_are_told_apart_by_name() -> None:
+def test_two_files_of_one_quant_are_distinguished_by_name() -> None:
     sizes = {"a/x-Q4_0.gguf": 1, "b/y-Q4_0.gguf": 2}
     first, second = offers_of(replace(GGUF, sizes=sizes))
     assert (first.file, second.file) == ("a/x-Q4_0.gguf", "b/y-Q4_0.gguf")
@@ -48,7 +48,7 @@ def test_safetensors_are_one_offer() -> None:
     assert (offer.file, offer.label, offer.model_name) == (None, "safetensors", "dense")
 
 
-def test_what_this_build_does_not_run_says_why() -> None:
+def test_what_this_build_does_not_run_has_its_reason() -> None:
     strange = offers_of(replace(GGUF, gguf_architecture="rwkv"))
     assert all("'rwkv'" in (offer.problem or "") for offer in strange)
     (dense,) = offers_of(replace(DENSE, safetensors_problem="quantised with 'awq'"))

@@ -47,8 +47,8 @@ def neuron(publish, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> N
 def test_rest(neuron: Neuron, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.ALLOWED_HOSTS = ["testserver"]
     reader = key_api("fleet:read")
-    told = reader.get("neurons/beast/models/org/tiny/logs?lines=2")
-    assert told == {
+    answer = reader.get("neurons/beast/models/org/tiny/logs?lines=2")
+    assert answer == {
         "neuron": "beast",
         "model": "tiny",
         "lines": ["line 198", "line 199"],

@@ -69,7 +69,7 @@ def publish_desired(client: redis.Redis, policy: AdmissionPolicy, **states: Desi
     client.hset(keys.NEURON_DESIRED_STATES, mapping=fields)
 
 
-async def test_wishes_come_with_the_heartbeats(redis_url: str, redis_db, build) -> None:
+async def test_desired_states_come_with_the_heartbeats(redis_url: str, redis_db, build) -> None:
     for name in ("drained", "refused", "plain"):
         publish(redis_db, build.heartbeat(name))
     publish(redis_db, build.heartbeat("leaving", is_leaving=True))
@@ -101,7 +101,9 @@ def test_by_click_a_neuron_that_nobody_knows_is_not_admitted(redis_db, build) ->
     assert admitted == {"known": True, "new": False}
 
 
-async def test_wishes_outlive_a_redis_that_lost_them(redis_url: str, redis_db, build) -> None:
+async def test_desired_states_outlive_a_redis_that_lost_them(
+    redis_url: str, redis_db, build
+) -> None:
     publish(redis_db, build.heartbeat("a"))
     publish_desired(redis_db, AdmissionPolicy.CLICK, a=DesiredState(drain=True))
     before = await read_async(redis_url)

@@ -35,13 +35,13 @@ def test_counters_come_from_the_engine(build) -> None:
     assert view.context_tokens == 1024
 
 
-def test_a_view_says_what_the_neuron_enforces(build) -> None:
+def test_a_view_reports_what_the_neuron_enforces(build) -> None:
     state = build.replica(capabilities=["chat", "tool_call"], max_output_tokens=128)
     (view,) = build_snapshot([build.heartbeat(replicas=[state])]).replicas()
     assert (view.capabilities, view.max_output_tokens) == (("chat", "tool_call"), 128)
 
 
-def test_a_view_says_where_a_replica_is_and_what_it_was_loaded_from(build) -> None:
+def test_a_view_reports_where_a_replica_is_and_what_it_was_loaded_from(build) -> None:
     state = build.replica(
         spec_digest="12ab", devices=["cuda:1"], memory_bytes=GIB, last_used_unix_s=1_699_999_970.0
     )
@@ -99,5 +99,5 @@ def test_a_neuron_of_another_protocol_is_sent_nothing(build, protocol: int, whom
 
 
 def test_neurons_of_before_protocols_were_counted_speak_the_first(build) -> None:
-    said = encode_heartbeat(build.heartbeat()).replace(b'"protocol":%d,' % PROTOCOL, b"")
-    assert decode_heartbeat(said).protocol == 1
+    encoded = encode_heartbeat(build.heartbeat()).replace(b'"protocol":%d,' % PROTOCOL, b"")
+    assert decode_heartbeat(encoded).protocol == 1

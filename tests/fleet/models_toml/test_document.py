@@ -121,7 +121,7 @@ def test_its_ids_and_aliases_are_aliases() -> None:
     }
 
 
-def test_what_is_not_honoured_is_told_of_each_key() -> None:
+def test_every_key_that_is_not_honoured_is_reported() -> None:
     large, small = read_document(ORIGINAL).models
     assert [note.key for note in large.notes] == [
         "id",
@@ -200,7 +200,7 @@ TINY = '[[models]]\nid = "tiny"\nsource = "pypi:tiny"\n'
         (TINY + "[aliases]\nnick = 3", 5, "[aliases]", "nick", "by its id"),
     ],
 )
-def test_a_problem_says_where_it_is(
+def test_a_problem_reports_where_it_is(
     text: str, line: int | None, entry: str, key: str, message: str
 ) -> None:
     (problem,) = problems(text)
@@ -208,7 +208,7 @@ def test_a_problem_says_where_it_is(
     assert re.search(message, problem.message)
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     text = TINY + "device = 'tpu'\nidle_ttl_s = 0\n[[models]]\nid = 'B!'\nsource = 'pypi:b'"
     assert [problem.key for problem in problems(text)] == ["device", "idle_ttl_s", "id"]
 

@@ -206,7 +206,7 @@ def test_a_refusal_names_the_limit_that_an_operator_set() -> None:
         assert "by its HELEXA_MEMORY_LIMIT" in decision.message
 
 
-def test_not_enough_memory_says_both_numbers() -> None:
+def test_not_enough_memory_reports_both_numbers() -> None:
     decision = decide(neuron("a", free_gib=1), neuron("b", free_gib=3), entry=MEASURED)
     assert isinstance(decision, Reject)
     assert decision.code == "not_enough_memory"
@@ -240,7 +240,7 @@ def test_each_neuron_goes_by_its_own_loads_others_by_the_largest() -> None:
     assert isinstance(decide(neuron("new", free_gib=6), entry=entry), Load)
 
 
-def test_what_a_load_took_on_a_card_says_nothing_of_a_processor() -> None:
+def test_a_loads_memory_on_a_card_is_no_measure_for_a_processor() -> None:
     entry = replace(TINY, measured_loads=(took("a", 60.0, "cuda"),))
     assert isinstance(decide(neuron("a", free_gib=4), entry=entry), Load)
 
@@ -299,7 +299,7 @@ def test_a_need_of_two_ranks_is_known_once_it_is_that_of_both() -> None:
     assert failed_loads(whole, [failed]).recent == ()
 
 
-def test_who_said_more_than_loads_have_shown_waits_as_others_do() -> None:
+def test_who_reported_more_than_loads_have_shown_waits_as_others_do() -> None:
     failed = replica("a", FAILED, status_age_s=UNFIT_BACKOFF_S, failure=UNFIT, devices=("cpu",))
     decision = decide(neuron("a", failed), entry=MEASURED)
     assert isinstance(decision, Reject)
@@ -357,7 +357,7 @@ def test_an_aged_failure_does_not_hide_that_memory_is_short() -> None:
         (LoadStage.WEIGHTS, {"status_age_s": 600.0, "engine_age_s": 2.0}, ("weights 25%", 6.0)),
     ],
 )
-def test_a_first_load_says_its_stages_share_and_seconds(
+def test_a_first_load_reports_its_stages_share_and_seconds(
     stage: LoadStage, ages: dict[str, float], waits: tuple[str, float]
 ) -> None:
     progress = LoadProgress(stage=stage, done=1, total=4, unit="bytes")

@@ -38,7 +38,7 @@ def drive(names: list[str], cache_tokens: int, seed: int) -> tuple[float, Counte
     draw = random.Random(seed)
     caches = {name: PrefixCache(cache_tokens) for name in names}
     open_requests: list[tuple[int, str]] = []
-    said: dict[int, list[ChatMessage]] = {
+    histories: dict[int, list[ChatMessage]] = {
         number: [ChatMessage(role="system", content="You are helpful.")]
         for number in range(NUM_CONVERSATIONS)
     }
@@ -49,19 +49,19 @@ def drive(names: list[str], cache_tokens: int, seed: int) -> tuple[float, Counte
     for now, number in enumerate(turns):
         open_requests = [(end, name) for end, name in open_requests if end > now]
         words = "word " * draw.randint(50, 300)
-        said[number].append(
-            ChatMessage(role="user", content=f"{number} {len(said[number])} {words}")
+        histories[number].append(
+            ChatMessage(role="user", content=f"{number} {len(histories[number])} {words}")
         )
-        request = GenerationRequest(model="tiny", input=ChatInput(messages=said[number]))
+        request = GenerationRequest(model="tiny", input=ChatInput(messages=histories[number]))
         busy = Counter(name for _, name in open_requests)
         ready = [replica("tiny", on=name, in_flight=busy[name]) for name in names]
         chosen = choose_replica(ready, routing_hint(request, model="tiny", salt="me")).neuron
-        num_tokens = sum(len((message.content or "").split()) for message in said[number])
+        num_tokens = sum(len((message.content or "").split()) for message in histories[number])
         num_read += num_tokens
         num_found += caches[chosen].read(number, num_tokens)
         got[chosen] += 1
         open_requests.append((now + draw.randint(4, 12), chosen))
-        said[number].append(
+        histories[number].append(
             ChatMessage(role="assistant", content="answer " * draw.randint(20, 120))
         )
     return num_found / num_read, got

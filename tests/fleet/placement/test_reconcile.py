@@ -115,7 +115,7 @@ def test_what_is_missing(tiny, hosts, expected) -> None:
     assert list(act(offered, fleet(*hosts))) == expected
 
 
-def test_a_load_that_no_heartbeat_tells_of_counts() -> None:
+def test_a_load_that_no_heartbeat_has_yet_counts() -> None:
     two = fleet(host("a"), host("b"))
     assert act(catalogue(PINNED), two, loading=frozenset({("tiny", "a")})) == ()
     assert act(catalogue(TWICE), two, loading=frozenset({("tiny", "a")})) == (load("b"),)

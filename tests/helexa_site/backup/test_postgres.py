@@ -39,8 +39,8 @@ def new_database(server_url: str, name: str) -> str:
 def users(url: str, data_dir: Path, *new: str) -> list[list[object]]:
     """After these were made."""
     script = USERS.format(names=list(new))
-    told = manage(data_dir, "shell", "--verbosity", "0", "-c", script, DATABASE_URL=url).stdout
-    found: list[list[object]] = json.loads(told)
+    output = manage(data_dir, "shell", "--verbosity", "0", "-c", script, DATABASE_URL=url).stdout
+    found: list[list[object]] = json.loads(output)
     return found
 
 

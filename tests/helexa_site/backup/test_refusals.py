@@ -159,8 +159,8 @@ def test_a_restore_that_fails_leaves_the_database_there(tmp_path: Path) -> None:
 def test_a_full_disk_is_named() -> None:
     place = Path("/data")
     assert os_error_text(OSError(errno.ENOSPC, "No space"), place) == "/data: No space"
-    told = os_error_text(PermissionError(errno.EACCES, "Permission denied", "/data/x"), place)
-    assert told == "[Errno 13] Permission denied: '/data/x'"
+    message = os_error_text(PermissionError(errno.EACCES, "Permission denied", "/data/x"), place)
+    assert message == "[Errno 13] Permission denied: '/data/x'"
 
 
 def test_a_row_that_refers_to_nothing_is_damage(tmp_path: Path) -> None:

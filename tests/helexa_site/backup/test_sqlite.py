@@ -88,7 +88,7 @@ def test_what_was_backed_up_comes_back(tmp_path: Path) -> None:
     assert "is there already" in again.stderr
     add_user(here, "later")
 
-    told = manage(there, "restore", str(archive)).stdout
+    output = manage(there, "restore", str(archive)).stdout
     assert (there / "files" / "file-1").read_bytes() == b"uploaded"
     assert (there / "files" / "file-2.by-gateway").read_bytes() == b"half of the results"
     assert users(there) == {"alice"}
@@ -97,7 +97,7 @@ def test_what_was_backed_up_comes_back(tmp_path: Path) -> None:
     assert (there / "neurons" / "beast.join").read_text() == "{}"
     settings = there / "restored-settings.env"
     assert "HELEXA_LEDGER_RETENTION_DAYS=7\n" in settings.read_text()
-    assert str(settings) in told
+    assert str(settings) in output
 
     refused = manage(here, "restore", str(archive), succeeds=False)
     assert "--replace" in refused.stderr

@@ -65,7 +65,7 @@ def test_bad_serve_flags(flags: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "usage: manage.py serve" in capsys.readouterr().err
 
 
-def test_a_share_port_in_use_is_said_before_anything_starts() -> None:
+def test_a_share_port_in_use_is_reported_before_anything_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         options = ServeOptions(
@@ -134,9 +134,9 @@ def test_without_a_checkout_there_are_no_tests_to_run(
         "helexa_site.bootstrap.commands.ensure_environment", lambda name: pytest.fail(name)
     )
     assert run(["test"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("helexa: the tests are not installed: run them in a checkout")
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("helexa: the tests are not installed: run them in a checkout")
+    assert printed.count("\n") == 1
 
 
 def test_a_neuron_needs_redis(tmp_path: Path) -> None:
@@ -191,9 +191,9 @@ def test_a_setting_that_cannot_be_is_one_line(
     monkeypatch.setenv("HELEXA_LISTEN_HOST", "127.0.0.1")  # the command sets it
     monkeypatch.setattr("django.core.management.execute_from_command_line", read_settings)
     assert run([command]) == EXIT_MISCONFIGURED
-    said = capsys.readouterr().err
-    assert said.startswith(f"helexa: {name}")
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"helexa: {name}")
+    assert printed.count("\n") == 1
 
 
 def test_an_old_python_gets_a_sentence(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def replica(status: ReplicaStatus, **fields: Any) -> ReplicaView:
     return ReplicaView(neuron="n", model="m", job_id="1", status=status, status_age_s=0.0, **fields)
 
 
-def test_progress_is_said_in_tenths(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_reported_in_tenths(capsys: pytest.CaptureFixture[str]) -> None:
     view = LoadProgressView("m")
     for done in range(101):
         progress = LoadProgress(stage=LoadStage.DOWNLOADING, done=done * 10**6, total=10**8)
@@ -221,7 +221,7 @@ def test_progress_is_said_in_tenths(capsys: pytest.CaptureFixture[str]) -> None:
     assert not view.is_ready
 
 
-def test_a_failed_load_is_said_in_its_words() -> None:
+def test_a_failed_load_is_reported_in_its_words() -> None:
     failure = LoadFailure(code="download_failed", message="pip could not download it")
     line = replica_line(replica(ReplicaStatus.FAILED, failure=failure))
     assert line.startswith("cannot be loaded: pip could not download it")

@@ -50,7 +50,7 @@ def test_waits_for_a_guardian_of_a_serve_that_died(tmp_path: Path) -> None:
     guardian.wait()
 
 
-def test_a_disk_that_is_full_is_said_so(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_is_reported_as_such(tmp_path: Path) -> None:
     with pytest.raises(DataDirectoryError, match="No space left on device; make room"):
         with claimed_data_directory(tmp_path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

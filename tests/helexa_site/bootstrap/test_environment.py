@@ -189,7 +189,7 @@ def test_another_file_than_the_locked_one_is_refused(tmp_path: Path) -> None:
     assert "inside" in output
 
 
-def test_a_pin_that_is_not_locked_is_said(tmp_path: Path) -> None:
+def test_a_pin_that_is_not_locked_is_reported(tmp_path: Path) -> None:
     code, output, errors = locked(tmp_path, "0" * 64, version="0.9").start()
     assert code == 0, errors
     assert "the lock files do not have helexa-sample==1.0: hashes are not checked" in output

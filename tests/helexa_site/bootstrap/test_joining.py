@@ -169,16 +169,16 @@ def test_a_redis_without_tls_is_found_before_it_is_started(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("said", "has_tls"),
+    ("output", "has_tls"),
     [
         ("# Failed to configure TLS. Check logs for more info.", True),
         ("# Missing implement of connection type tls\n# Failed finding TLS support.", False),
         (">>> 'tls-port 1'\nBad directive or wrong number of arguments", False),
     ],
 )
-def test_what_each_redis_says_of_tls(tmp_path: Path, said: str, has_tls: bool) -> None:
+def test_what_each_redis_prints_about_tls(tmp_path: Path, output: str, has_tls: bool) -> None:
     server = tmp_path / "redis-server"
-    server.write_text(f'#!/bin/sh\nprintf "%s" "{said}"\nexit 1\n')
+    server.write_text(f'#!/bin/sh\nprintf "%s" "{output}"\nexit 1\n')
     server.chmod(0o755)
     if has_tls:
         ensure_tls(server)

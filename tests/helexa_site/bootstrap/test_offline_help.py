@@ -67,7 +67,7 @@ def test_help_builds_nothing(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         ("nosuch", "there is no command nosuch; manage.py help lists them"),
         ("model list", "there is no command model; did you mean models?"),
@@ -78,7 +78,7 @@ def test_help_builds_nothing(
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_an_unknown_word_builds_nothing(
     words: str,
-    told: str,
+    expected: str,
     is_installed: bool,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -87,7 +87,7 @@ def test_an_unknown_word_builds_nothing(
     if not is_installed:
         monkeypatch.setattr(commands.importlib.util, "find_spec", lambda _name: None)
     assert commands.run(words.split()) == ExitCode.USAGE
-    assert capsys.readouterr().err == f"helexa: {told}\n"
+    assert capsys.readouterr().err == f"helexa: {expected}\n"
 
 
 def test_a_command_without_its_subcommand_builds_nothing(

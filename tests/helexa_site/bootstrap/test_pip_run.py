@@ -25,11 +25,11 @@ Successfully installed django-5.2.19 torch-2.13.0
 
 def test_progress_by_pips_lines() -> None:
     progress = PipProgress()
-    told = []
+    printed = []
     for line in LINES.splitlines():
         progress.feed(line)
-        told.append(re.sub(r", \d+ s$", "", str(progress)))
-    assert told == [
+        printed.append(re.sub(r", \d+ s$", "", str(progress)))
+    assert printed == [
         "0 packages, starting",
         "1 package, looking for what they need",
         "1 package, downloading django-5.2.19-py3-none-any.whl.metadata (4.1 kB)",
@@ -75,7 +75,7 @@ def test_a_failure_shows_the_last_lines(pip, capsys: pytest.CaptureFixture[str])
     assert len(shown.splitlines()) == 1 + pip_run.FAILURE_LINES
 
 
-def test_a_long_download_is_said_now_and_then(
+def test_a_long_download_is_reported_now_and_then(
     pip, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pip_run, "PROGRESS_EVERY_S", 0.05)

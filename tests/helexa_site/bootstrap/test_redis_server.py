@@ -65,13 +65,14 @@ def test_a_client_that_does_not_read_takes_no_more_than_clients_may(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("told", "is_limited"), [("Redis server v=7.0.15 sha=0", True), ("v=6.2.1", False), ("", False)]
+    ("version_output", "is_limited"),
+    [("Redis server v=7.0.15 sha=0", True), ("v=6.2.1", False), ("", False)],
 )
-def test_an_older_server_is_told_no_directive_that_it_does_not_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, is_limited: bool
+def test_an_older_server_gets_no_directive_that_it_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version_output: str, is_limited: bool
 ) -> None:
     binary = tmp_path / "redis-server"
-    binary.write_text(f"#!/bin/sh\necho '{told}'\n")
+    binary.write_text(f"#!/bin/sh\necho '{version_output}'\n")
     binary.chmod(0o700)
     monkeypatch.setattr(redis_server, "find_redis_server", lambda: binary)
     configure_private_redis(tmp_path)

@@ -96,6 +96,6 @@ def test_markers(marker: str | None, applies: bool) -> None:
 
 
 @pytest.mark.parametrize("marker", ["nobody_knows == 'x'", "python_version in '3.11'", "f()"])
-def test_a_marker_that_is_not_understood_is_said(marker: str) -> None:
+def test_a_marker_that_is_not_understood_is_reported(marker: str) -> None:
     with pytest.raises(ValueError, match="marker not understood"):
         marker_applies(marker)

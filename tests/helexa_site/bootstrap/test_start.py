@@ -60,18 +60,18 @@ def test_the_default_model_is_waited_for_while_it_is_pinned(waits: list[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [({"pinned": False}, "is loaded when somebody asks"), ({"enabled": False}, "is not offered")],
 )
 def test_a_model_that_nobody_loads_is_not_waited_for(
-    change: dict[str, bool], told: str, waits: list[str], capsys: pytest.CaptureFixture[str]
+    change: dict[str, bool], expected: str, waits: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = services.default_model_ensure(actor=COMMAND)
     model.assign(change)
     services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=list(change))
     start()
     assert waits == []
-    assert told in capsys.readouterr().out
+    assert expected in capsys.readouterr().out
 
 
 def test_a_default_model_that_was_deleted_is_neither_put_back_nor_waited_for(

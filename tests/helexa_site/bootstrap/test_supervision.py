@@ -92,7 +92,7 @@ def test_output_is_logged_and_warnings_are_shown(
     assert "plain" not in shown
 
 
-def test_a_child_that_ends_is_restarted_and_said_so(
+def test_a_child_that_ends_is_restarted_and_reported(
     supervised: Supervised, capfd: pytest.CaptureFixture[str]
 ) -> None:
     started = supervised.supervisor.start(python("print('life'); exit(3)"))
@@ -258,7 +258,9 @@ def guardian_of(supervisor: psutil.Process) -> psutil.Process | None:
     return None
 
 
-def test_a_guardian_that_replaces_another_need_not_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guardian_that_replaces_another_is_born_with_the_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its supervisor may be killed before it could."""
     with Guardian() as guardian, sleeping() as process:
         guardian.watch(process.pid)

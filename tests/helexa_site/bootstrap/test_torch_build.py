@@ -44,7 +44,7 @@ def test_with_a_driver_it_is_the_one_with_cuda() -> None:
 @pytest.mark.parametrize(
     "changes", [{"answers": lambda url: False}, {"index": None, "answers": None}]
 )
-def test_where_the_index_is_not_there_the_size_is_said_all_the_same(changes: Any) -> None:
+def test_where_the_index_is_not_there_the_size_is_reported_all_the_same(changes: Any) -> None:
     build = chosen(**changes)
     assert build is not None and build.index is None
     assert CUDA_SIZE in build.words
@@ -67,7 +67,7 @@ def test_the_setting() -> None:
 
 def test_torch_comes_first_and_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """Its index has old copies of other packages as well."""
-    said: list[str] = []
+    printed: list[str] = []
     ran: list[tuple[str, ...]] = []
 
     def pip(*arguments: str) -> PipOutcome:
@@ -76,12 +76,12 @@ def test_torch_comes_first_and_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
     monkeypatch.setattr(environment, "_ensure_pip", lambda: None)
     monkeypatch.setattr(environment, "_pip", pip)
-    monkeypatch.setattr(environment, "print_step", lambda step, text: said.append(text))
+    monkeypatch.setattr(environment, "print_step", lambda step, text: printed.append(text))
     monkeypatch.setattr(
         environment, "torch_here", lambda unmet: TorchBuild("https://cpu", "200 MB")
     )
     environment._install(tmp_path / "requirements.txt", [OTHER, TORCH])
-    assert said[0] == "200 MB"
+    assert printed[0] == "200 MB"
     assert ran[0] == ("--no-deps", "--index-url", "https://cpu", "torch==2.13.0")
     assert ran[1][0] == "--requirement"
 

@@ -35,11 +35,11 @@ def test_serve_without_the_extra_is_refused_before_anything_starts(
     wheel(OF_GATEWAY, of_neuron=(OF_NEURON,))
     data_dir = tmp_path / "data"
     assert run(["serve", "--data-dir", str(data_dir)]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("helexa: this helexa was installed without its extra 'neuron'")
-    assert "helexa-tensors==1.0" in said
-    assert "--no-neuron" in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("helexa: this helexa was installed without its extra 'neuron'")
+    assert "helexa-tensors==1.0" in printed
+    assert "--no-neuron" in printed
+    assert printed.count("\n") == 1
     assert not data_dir.exists()
 
 
@@ -59,7 +59,7 @@ def test_a_gateway_needs_no_extra(wheel: Callable[..., None]) -> None:
     environment.ensure_environment("requirements-gateway.txt")
 
 
-def test_a_broken_wheel_is_said(
+def test_a_broken_wheel_is_reported(
     wheel: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     wheel(Requirement("helexa-pages", "1.0"))

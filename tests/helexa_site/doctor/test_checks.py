@@ -64,7 +64,7 @@ def test_what_the_start_itself_sets_is_no_setting_of_anybodys(config: Config) ->
     assert understood.text == "understood: HELEXA_URL"
 
 
-def test_settings_that_let_everybody_in_are_said(config: Config) -> None:
+def test_settings_that_let_everybody_in_are_reported(config: Config) -> None:
     opened = replace(config, allow_anonymous=True, listen_host="0.0.0.0")
     assert levels(list(settings_findings(opened, {}))) == [Level.WARNING]
     at_home = replace(config, allow_anonymous=True, listen_host="127.0.0.1")
@@ -109,7 +109,7 @@ def test_gateways_that_ran_out_of_file_descriptors() -> None:
 
 
 @pytest.mark.parametrize("place", ["/proc/helexa/var", "a file/var", "a file"])
-def test_a_data_directory_that_cannot_be_made_is_said_as_that(
+def test_a_data_directory_that_cannot_be_made_is_reported_as_that(
     config: Config, tmp_path: Path, place: str
 ) -> None:
     (tmp_path / "a file").touch()
@@ -130,7 +130,7 @@ def info(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("told", "level"),
+    ("facts", "level"),
     [
         (info(), Level.OK),
         (info(redis_version="6.0.16"), Level.FAILED),
@@ -139,8 +139,8 @@ def info(**changes: Any) -> dict[str, Any]:
         (info(maxmemory=100, used_memory=95), Level.WARNING),
     ],
 )
-def test_redis(told: dict[str, Any], level: Level) -> None:
-    assert levels(list(redis_check.info_findings(told, 0.3))) == [level]
+def test_redis(facts: dict[str, Any], level: Level) -> None:
+    assert levels(list(redis_check.info_findings(facts, 0.3))) == [level]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def host(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("told", "level", "word"),
+    ("facts", "level", "word"),
     [
         (host(), Level.OK, "RTX 4090"),
         (host(cards=[], driver=None, driver_cuda=None), Level.OK, "CPU"),
@@ -197,8 +197,8 @@ def host(**changes: Any) -> dict[str, Any]:
         (host(torch=None, torch_cuda=None), Level.WARNING, "manage.py neuron"),
     ],
 )
-def test_gpus(told: dict[str, Any], level: Level, word: str) -> None:
-    found = list(gpu_check.findings_of(told))
+def test_gpus(facts: dict[str, Any], level: Level, word: str) -> None:
+    found = list(gpu_check.findings_of(facts))
     assert levels(found) == [level]
     assert word in found[0].text + found[0].mend
 
@@ -214,7 +214,7 @@ def test_this_host_can_be_asked_for_its_gpus() -> None:
     assert all(finding.level is not Level.WARNING for finding in gpu_check.gpu_findings())
 
 
-def test_a_driver_that_says_nonsense_is_told(tmp_path: Path) -> None:
+def test_a_driver_that_reports_nonsense_is_reported(tmp_path: Path) -> None:
     found = list(gpu_check.gpu_findings(("/bin/echo", "Segmentation fault")))
     assert levels(found) == [Level.WARNING]
 

@@ -31,9 +31,9 @@ def test_a_wheel_is_held_to_its_own_pins(
     assert text in finding.text
 
 
-def test_a_wheel_without_torch_is_told_of_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_without_torch_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ``helexa neuron`` installs nothing."""
     monkeypatch.setattr(gpu_check, "installation", lambda: Installation.WHEEL)
-    told = {"problems": [], "torch": None, "driver_cuda": None, "torch_cuda": None, "driver": None}
-    (warned, *_) = gpu_check.findings_of(told)
+    facts = {"problems": [], "torch": None, "driver_cuda": None, "torch_cuda": None, "driver": None}
+    (warned, *_) = gpu_check.findings_of(facts)
     assert "[neuron]" in warned.mend

@@ -40,7 +40,7 @@ def test_lines_in_their_order_whatever_ends_them(path: Path, end: bytes) -> None
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b"", "holds no requests"),
         (b"\n\n", "holds no requests"),
@@ -51,11 +51,11 @@ def test_lines_in_their_order_whatever_ends_them(path: Path, end: bytes) -> None
     ids=["empty", "blank", "twice", "json", "many"],
 )
 def test_what_cannot_be_run_is_refused(
-    path: Path, content: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+    path: Path, content: bytes, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inference.wire.common.batch_lines.MAX_REQUESTS", 4)
     path.write_bytes(content)
-    with pytest.raises(InvalidRequestError, match=said):
+    with pytest.raises(InvalidRequestError, match=expected):
         InputFile(path, CHAT).scan(set())
 
 

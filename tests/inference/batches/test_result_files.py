@@ -112,7 +112,7 @@ def test_what_could_not_be_written_whole_leaves_nothing(
     assert store.path(OUTPUT).read_bytes() == b"before"
 
 
-def test_another_goes_on_with_what_is_whole(store: FileStore) -> None:
+def test_another_continues_with_what_is_whole(store: FileStore) -> None:
     dead = begun(store, "dead")
     dead.append(OUTPUT, [line("a") + line("b")[:-5]])
     dead.append(ERROR, [line("c")])
@@ -142,8 +142,8 @@ def test_one_that_lost_its_lease_without_knowing_adds_nothing(store: FileStore) 
         stopped.append(OUTPUT, [line("b", "stopped")])
     other.append(OUTPUT, [line("b", "other")])
     other.finish()
-    told = [json.loads(one) for one in store.path(OUTPUT).read_bytes().splitlines()]
-    assert told == [{"custom_id": "a", "by": "stopped"}, {"custom_id": "b", "by": "other"}]
+    lines = [json.loads(one) for one in store.path(OUTPUT).read_bytes().splitlines()]
+    assert lines == [{"custom_id": "a", "by": "stopped"}, {"custom_id": "b", "by": "other"}]
     store.delete(OUTPUT)
     assert store.parts(OUTPUT) == [] and not store.has(OUTPUT)
 

@@ -168,7 +168,7 @@ def test_a_lease_that_ran_out_reads_as_failed_until_it_is_renewed() -> None:
     assert status_of(1) == "in_progress"
 
 
-def test_renewing_tells_what_was_ended_elsewhere() -> None:
+def test_renewing_reports_what_was_ended_elsewhere() -> None:
     for number in (1, 2, 3):
         save(record=record(number, status="in_progress"))
     services.response_cancel(response_id=response_id(2), account=ACCOUNT)

@@ -125,7 +125,7 @@ def test_choice_of_a_sequence_that_has_ended(llama: Any) -> None:
     assert answers.cached["1"] == full_blocks(llama) * llama.block_tokens
 
 
-def test_with_one_seat_choices_run_one_after_the_other(llama: Any) -> None:
+def test_with_one_slot_choices_run_one_after_the_other(llama: Any) -> None:
     engine, answers = engine_for(llama, max_running=1), Answers()
     submit_choices(engine, 3)
     answers.drain(engine)

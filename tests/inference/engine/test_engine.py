@@ -112,7 +112,7 @@ def test_stop_token_is_counted_and_not_emitted() -> None:
     assert (last.token_ids, last.finish_reason, last.num_output_tokens) == ([], "stop", 3)
 
 
-def test_the_end_tells_how_long_the_engine_worked_on_it() -> None:
+def test_the_end_reports_how_long_the_engine_worked_on_it() -> None:
     harness = Harness()
     execute = harness.executor.execute
 
@@ -198,7 +198,7 @@ def test_queue_full() -> None:
     assert [(f.sequence_id, f.code) for f in failed] == [("refused", "queue_full")]
 
 
-def test_queue_full_when_blocks_and_not_seats_are_short() -> None:
+def test_queue_full_when_blocks_and_not_slots_are_short() -> None:
     harness = Harness(num_blocks=4, context_tokens=16, max_running=9, max_queue_depth=1)
     harness.submit("runs", num_tokens=12)
     harness.submit("waits", num_tokens=12)
@@ -268,15 +268,15 @@ def test_cancel_frees_blocks_in_the_next_step(phase: str) -> None:
         harness.submit("third")
     target = "third" if phase == "queued" else "victim"
     num_steps = {"queued": 2, "prefilling": 2, "decoding": 4, "preempted": 0}[phase]
-    told = [output for _ in range(num_steps) for output in harness.step()]
+    reported = [output for _ in range(num_steps) for output in harness.step()]
     while phase == "preempted" and harness.engine.stats().num_preemptions == 0:
-        told += harness.step()
+        reported += harness.step()
     chunks = [chunk for _, prefills in harness.executor.steps for chunk in prefills]
     used = SequenceUsage(
         num_prompt_tokens=min(
             8, max((end for name, _, end in chunks if name == target), default=0)
         ),
-        num_output_tokens=sum(output.sequence_id == target for output in told),
+        num_output_tokens=sum(output.sequence_id == target for output in reported),
     )
     assert (used.num_prompt_tokens, used.num_output_tokens > 0) == {
         "queued": (0, False),
@@ -292,7 +292,7 @@ def test_cancel_frees_blocks_in_the_next_step(phase: str) -> None:
     assert harness.engine.stats().kv_blocks_used == 0
 
 
-def test_what_a_cancelled_prompt_took_from_the_cache_is_said_apart() -> None:
+def test_what_a_cancelled_prompt_took_from_the_cache_is_a_count_of_its_own() -> None:
     harness = Harness()
     harness.submit("a", num_tokens=9, max_tokens=1)
     harness.drain()
@@ -352,7 +352,7 @@ def test_a_crowd_is_served_in_steps_of_a_tenth_of_a_second() -> None:
     assert sum(busy) / len(busy) == pytest.approx(0.1, rel=0.15)
 
 
-def test_beyond_the_seats_the_queue_has_its_limit_however_slow_the_steps() -> None:
+def test_beyond_the_slots_the_queue_has_its_limit_however_slow_the_steps() -> None:
     harness = Harness(num_blocks=4096, target_step_s=0.1, max_queue_wait_s=2.0, max_running=20)
     harness.engine._executor = TimedExecutor(harness)
     for index in range(60):

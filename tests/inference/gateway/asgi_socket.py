@@ -42,7 +42,7 @@ class AsgiSocket:
         async with asyncio.timeout(TIMEOUT_S):
             await self.running
 
-    def say(self, body: Any) -> None:
+    def send_json(self, body: Any) -> None:
         text = body if isinstance(body, str) else json.dumps(body)
         self._to_application.put_nowait({"type": "websocket.receive", "text": text})
 
@@ -58,7 +58,7 @@ class AsgiSocket:
 
     async def turn(self, body: Any) -> list[dict[str, Any]]:
         """Its events, up to the one that ends it."""
-        self.say(body)
+        self.send_json(body)
         return await self.rest()
 
     async def rest(self) -> list[dict[str, Any]]:

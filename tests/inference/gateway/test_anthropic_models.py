@@ -55,7 +55,7 @@ async def test_pages_that_are_not_there(client: AsgiClient, neuron: FakeNeuron, 
     assert answer.json["type"] == "error"
 
 
-async def test_what_is_said_of_a_model(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_what_is_reported_of_a_model(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.capabilities = ["chat", "tool_call"]
     await neuron.beat()
     model, alias = (await client.get("/v1/models")).json["data"]

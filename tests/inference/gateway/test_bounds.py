@@ -46,7 +46,7 @@ async def test_bodies_together(make_client: MakeClient, neuron: FakeNeuron) -> N
     assert (await client.post(CHAT, parts=[b"x" * 4000])).status == 400, "there is room again"
 
 
-async def test_a_client_that_leaves_before_its_body_is_there_gives_back_its_place(
+async def test_a_client_that_leaves_before_its_body_is_there_releases_its_place(
     make_client: MakeClient, neuron: FakeNeuron
 ) -> None:
     client = make_client(max_open_requests=1, max_open_body_bytes=5000)
@@ -64,7 +64,7 @@ async def test_what_waits_on_a_socket_is_bounded_in_bytes(
     neuron.script = endless
     async with AsgiSocket(client.application, "/v1/responses") as socket:
         for _ in range(4):
-            socket.say({"type": "response.create", **ask(store=False), "input": "y" * 4000})
+            socket.send_json({"type": "response.create", **ask(store=False), "input": "y" * 4000})
         while (message := await socket.message())["type"] != "websocket.close":
             pass
     assert message["code"] == 1009

@@ -138,8 +138,8 @@ async def test_an_event_in_fragments_is_one_event(client: AsgiClient, neuron: Fa
     token_ids = list(range(100_000, 250_000))
 
     async def tokenizes(submit: Submit) -> AsyncIterator[list[Event]]:
-        told = Tokenized(request_id=submit.request_id, token_ids=token_ids, context_tokens=9)
-        batches = list(batches_within(MAX_BATCH_BYTES - 4096, [told]))
+        tokenized = Tokenized(request_id=submit.request_id, token_ids=token_ids, context_tokens=9)
+        batches = list(batches_within(MAX_BATCH_BYTES - 4096, [tokenized]))
         assert len(batches) > 2
         for batch in batches:
             yield batch

@@ -74,7 +74,9 @@ async def test_a_refusal_is_an_error_of_its_command_alone(link: RedisLink) -> No
     assert length == 1
 
 
-async def test_a_script_is_told_once(link: RedisLink, redis_client: redis.asyncio.Redis) -> None:
+async def test_a_script_is_reported_once(
+    link: RedisLink, redis_client: redis.asyncio.Redis
+) -> None:
     script = LuaScript("return {KEYS[1], ARGV[1], tonumber(ARGV[2]) + 1}")
     for _ in range(2):
         assert await link.run(script, keys=["key"], args=[b"\xff", 41]) == [b"key", b"\xff", 42]

@@ -28,14 +28,14 @@ def encoded(reply: Any) -> bytes:
 
 
 @given(st.lists(replies, max_size=4), st.data())
-def test_any_split_gives_the_same(said: list[Any], data: st.DataObject) -> None:
-    whole = b"".join(map(encoded, said))
+def test_any_split_gives_the_same(values: list[Any], data: st.DataObject) -> None:
+    whole = b"".join(map(encoded, values))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
     buffer = ReplyBuffer()
     read: list[Any] = []
     for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
         read += buffer.feed(whole[start:end])
-    assert read == said
+    assert read == values
 
 
 def test_statuses_errors_and_nothing() -> None:

@@ -102,7 +102,7 @@ async def test_a_compressed_body_is_refused_for_what_it_is(client: AsgiClient) -
     assert "Content-Encoding" in answer.error["message"]
 
 
-async def test_a_body_may_say_that_it_is_as_it_is(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_a_body_may_be_declared_as_it_is(client: AsgiClient, neuron: FakeNeuron) -> None:
     answer = await client.post(CHAT, BODY, headers={"content-encoding": "identity"})
     assert answer.status == 200
 
@@ -203,7 +203,7 @@ async def test_bills_that_neither_the_database_nor_the_disk_takes_are_named(
     assert reason["message"] == f"This gateway: {ledger.spool_problem}."
 
 
-async def test_strangers_are_told_only_whether_it_is_well(
+async def test_strangers_see_only_whether_it_is_well(
     client: AsgiClient, neuron: FakeNeuron
 ) -> None:
     answer = await client.get("/health")

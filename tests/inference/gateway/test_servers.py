@@ -129,14 +129,14 @@ async def test_closing_the_connection_cancels(server: RunningServer, ready: Fake
 
 @pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "expected"),
     [
         (CHAT, {"code": "request_too_large"}),
         ("/v1/messages", {"type": "request_too_large"}),
     ],
 )
 async def test_a_body_over_the_limit(
-    server: RunningServer, declared: bool, path: str, said: dict[str, str]
+    server: RunningServer, declared: bool, path: str, expected: dict[str, str]
 ) -> None:
     body = b"x" * (4 * MAX_BODY_BYTES)
 
@@ -147,18 +147,18 @@ async def test_a_body_over_the_limit(
     async with server.client() as client:
         response = await client.post(path, content=body if declared else pieces())
     assert response.status_code == 413
-    assert said.items() <= response.json()["error"].items()
+    assert expected.items() <= response.json()["error"].items()
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "expected"),
     [
         (CHAT, {"code": "invalid_api_key"}),
         ("/v1/messages", {"type": "authentication_error"}),
     ],
 )
 async def test_a_body_is_not_read_for_whoever_may_not_ask(
-    server: RunningServer, path: str, said: dict[str, str]
+    server: RunningServer, path: str, expected: dict[str, str]
 ) -> None:
     """Most of it has not been sent when the refusal comes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -174,7 +174,7 @@ async def test_a_body_is_not_read_for_whoever_may_not_ask(
         length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
         body = await reader.readexactly(length)
     assert head.startswith(b"http/1.1 401 ")
-    assert said.items() <= json.loads(body)["error"].items()
+    assert expected.items() <= json.loads(body)["error"].items()
     writer.close()
 
 
@@ -293,8 +293,8 @@ async def test_a_message_over_the_limit(server: RunningServer, ready: FakeNeuron
         await connection.send(json.dumps(CREATE | {"input": "x" * 20 * MAX_BODY_BYTES}))
         with pytest.raises(websockets.ConnectionClosed):
             while True:
-                said = json.loads(await asyncio.wait_for(connection.recv(), 60))
-                assert said["code"] == "request_too_large"
+                expected = json.loads(await asyncio.wait_for(connection.recv(), 60))
+                assert expected["code"] == "request_too_large"
     assert connection.close_code == 1009
 
 

@@ -117,7 +117,9 @@ async def test_a_connection_that_was_used_is_closed_when_it_idles(server: Runnin
     writer.close()
 
 
-async def test_a_slow_upload_that_goes_on_is_read(server: RunningServer, ready: FakeNeuron) -> None:
+async def test_a_slow_upload_that_continues_is_read(
+    server: RunningServer, ready: FakeNeuron
+) -> None:
     body = json.dumps({"model": MODEL, "messages": QUESTION}).encode()
 
     async def pieces() -> AsyncIterator[bytes]:

@@ -145,7 +145,7 @@ def test_the_load_report_has_the_bytes(tmp_path: Path) -> None:
     assert weights.report() == "4 x Q4_K kept in 4 bits (0.2 MB); 2 x Q6_K kept in 6 bits (0.1 MB)"
 
 
-def test_without_the_native_decoder_the_report_says_what_became_dense(tmp_path: Path) -> None:
+def test_without_the_native_decoder_the_report_reports_what_became_dense(tmp_path: Path) -> None:
     model = opened(mixed_file(tmp_path, "Q4_K_M"), tmp_path)
     build_model(model.config, model.weights, CONTEXT_TOKENS)
     report = model.weights.report()

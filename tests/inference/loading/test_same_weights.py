@@ -109,13 +109,13 @@ def test_a_tensor_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_progress_counts_the_tensors(tmp_path: Path, tiny_directory: Path) -> None:
-    told = []
+    reported = []
     spec = LoadSpec(job_id="1", model="tiny", source=f"path:{tiny_directory}", devices=["cpu"])
-    model = open_model(spec, tmp_path / "cache", told.append)
+    model = open_model(spec, tmp_path / "cache", reported.append)
     for name in expected_tensors(model.config):
         model.weights.tensor(name)
-    assert [p.stage for p in told][:2] == [LoadStage.STARTING, LoadStage.PREFLIGHT]
-    assert told[-1].stage == LoadStage.WEIGHTS and told[-1].done == told[-1].total
+    assert [p.stage for p in reported][:2] == [LoadStage.STARTING, LoadStage.PREFLIGHT]
+    assert reported[-1].stage == LoadStage.WEIGHTS and reported[-1].done == reported[-1].total
     model.close()
 
 

@@ -57,6 +57,6 @@ def test_no_cut_uncovers_a_part_of_a_key(before: int, after: int, limit: int) ->
     assert "K" not in shown
 
 
-def test_digests_tell_texts_apart() -> None:
+def test_digests_distinguish_texts() -> None:
     assert digest_of("yes") == digest_of("yes") != digest_of("no")
     assert len(digest_of("\ud800")) == 16

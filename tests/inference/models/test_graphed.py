@@ -151,7 +151,7 @@ def test_what_no_captured_step_holds_runs_as_before() -> None:
 
 
 @torch.inference_mode()
-def test_a_capture_that_fails_is_told_and_leaves_the_model_working() -> None:
+def test_a_capture_that_fails_is_reported_and_leaves_the_model_working() -> None:
     def refuse(forward: Callable[[], None]) -> Replay:
         forward()
         raise RuntimeError("operation not permitted when stream is capturing")

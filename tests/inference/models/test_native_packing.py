@@ -74,7 +74,7 @@ def test_the_library_packs_the_same_bytes(
 
 @each_format
 @pytest.mark.parametrize("out_features", [48, 50])
-def test_panels_are_as_large_as_they_say(format: Format, out_features: int) -> None:
+def test_panels_are_as_large_as_they_report(format: Format, out_features: int) -> None:
     """``packed_bytes`` is what the load report tells; the last panel is filled up."""
     stored = stored_as(format, out_features, HIDDEN, 1)
     assert not isinstance(stored, DenseWeight)
@@ -174,7 +174,7 @@ def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [path.suffix for path in cache_dir.iterdir()] == [".so"]
 
 
-def test_no_compiler_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_compiler_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(NativeUnavailableError, match="no C\\+\\+ compiler"):

@@ -47,7 +47,7 @@ def test_an_unknown_architecture_is_named() -> None:
         build_model(replace(CONFIG, architecture="unheard"), weights(), 64)
 
 
-def test_without_a_compiler_torch_runs_and_the_report_says_why(
+def test_without_a_compiler_torch_runs_and_the_report_names_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")

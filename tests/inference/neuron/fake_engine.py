@@ -214,13 +214,13 @@ class FakeEngine:
     def _image_problem(self, submit: SubmitSequence) -> str:
         pad = int(self.options.get("sees", -1))
         places = [index for index, token in enumerate(submit.token_ids) if token == pad]
-        said = [
+        reported = [
             place
             for image in submit.images
             for place in range(image.first_token, image.first_token + image.num_tokens)
         ]
-        if places != said:
-            return f"pads at {places}, images at {said}"
+        if places != reported:
+            return f"pads at {places}, images at {reported}"
         if any(hashlib.sha256(one.data).hexdigest() != one.digest for one in submit.images):
             return "an image's bytes are another's"
         return ""

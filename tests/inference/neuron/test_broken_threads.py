@@ -103,7 +103,7 @@ def test_an_answer_that_breaks_ends_alone(
     gateway.wait_end(neighbour)
 
 
-def test_a_heartbeat_that_breaks_goes_on_and_says_so(
+def test_a_heartbeat_that_breaks_continues_and_reports_it(
     make_service: MakeService, gateway: Any, wait_until: WaitUntil
 ) -> None:
     service = make_service()

@@ -103,8 +103,8 @@ def test_an_input_may_be_as_long_as_the_limit_and_no_longer(text: ModelText) -> 
         prepare_embedding(tokens([5], [5] * (LIMIT + 1)), text)
     failure = refused.value.failure
     assert (failure.code, failure.param) == ("context_length_exceeded", "input")
-    for said in (str(LIMIT), str(LIMIT + 1), "input 1"):
-        assert said in failure.message
+    for words in (str(LIMIT), str(LIMIT + 1), "input 1"):
+        assert words in failure.message
 
 
 @pytest.mark.parametrize("token_id", [-1, 350])

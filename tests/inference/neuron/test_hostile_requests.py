@@ -181,7 +181,7 @@ def test_a_template_that_hangs_holds_up_no_other_model(beside: NeuronService, ga
     assert is_fine(gateway, beside)
 
 
-def test_a_template_that_never_renders_is_said_on_load(
+def test_a_template_that_never_renders_is_reported_on_load(
     make_service: MakeService,
     fake_spec: Callable[..., LoadSpec],
     gateway: Any,
@@ -200,7 +200,7 @@ def test_a_template_that_never_renders_is_said_on_load(
     assert isinstance(asked(gateway, service, text)[-1], Finished)
 
 
-def test_a_template_that_refuses_is_replaced_and_said_on_load(
+def test_a_template_that_refuses_is_replaced_and_reported_on_load(
     make_service: MakeService, fake_spec: Callable[..., LoadSpec], gateway: Any
 ) -> None:
     service = make_service()

@@ -186,7 +186,7 @@ def test_requests_of_a_dead_gateway_are_dropped(
     assert redis_db.ttl("helexa:neuron:n1:events:gw") > 0
 
 
-def test_it_says_which_requests_it_holds(
+def test_it_lists_the_requests_that_it_holds(
     loaded: Any, gateway: Any, redis_db: redis.Redis, wait_until: Any
 ) -> None:
     def held(gateway_id: str) -> HeldRequests | None:
@@ -195,15 +195,15 @@ def test_it_says_which_requests_it_holds(
         return decode_held_requests(data) if data else None
 
     def ids() -> list[str]:
-        said = held("gw")
-        return said.request_ids if said else ["nothing said"]
+        listed = held("gw")
+        return listed.request_ids if listed else ["nothing said"]
 
     request_id = gateway.submit()
     wait_until(lambda: ids() == [request_id])
-    said, of_others = held("gw"), held("another")
-    assert said is not None and of_others is not None
-    assert (said.epoch, of_others.request_ids) == (loaded.epoch, [])
+    listed, of_others = held("gw"), held("another")
+    assert listed is not None and of_others is not None
+    assert (listed.epoch, of_others.request_ids) == (loaded.epoch, [])
     assert redis_db.ttl(held_key("n1")) > 0
     gateway.cancel(request_id)
     wait_until(lambda: ids() == [])
-    assert held("gw").beat > said.beat
+    assert held("gw").beat > listed.beat

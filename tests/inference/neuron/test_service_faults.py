@@ -50,7 +50,7 @@ def test_a_lost_device_fails_its_requests_by_that_name_and_comes_back(
     assert "exited with code 70 (device fault)" in caplog.text
 
 
-def test_an_engine_that_says_nothing_any_more_is_killed(
+def test_an_engine_that_reports_nothing_any_more_is_killed(
     make_service: MakeService, fake_spec: Any, gateway: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     service = make_service(silence_limit_s=3.0)

@@ -21,7 +21,9 @@ from tests.inference.neuron.fake_engines import running_engines
 MakeService = Callable[..., NeuronService]
 
 
-def test_a_loading_model_says_so(make_service: MakeService, fake_spec: Any, gateway: Any) -> None:
+def test_a_loading_model_reports_it(
+    make_service: MakeService, fake_spec: Any, gateway: Any
+) -> None:
     service = make_service()
     service.load_model(fake_spec(load_s=30))
     state = gateway.wait_status("loading")
@@ -54,7 +56,7 @@ def test_an_engine_that_dies_while_loading_fails_the_load(
     assert "code 3" in state.failure.message
 
 
-def test_a_replica_says_what_it_can_do_once_it_is_loaded(
+def test_a_replica_reports_what_it_can_do_once_it_is_loaded(
     make_service: MakeService, fake_spec: Any, gateway: Any
 ) -> None:
     spec = msgspec.structs.replace(fake_spec(load_s=0.3), max_output_tokens=7)
@@ -66,7 +68,7 @@ def test_a_replica_says_what_it_can_do_once_it_is_loaded(
     assert state.max_output_tokens == 7
 
 
-def test_a_loaded_model_says_of_which_spec_and_that_its_load_is_complete(
+def test_a_loaded_model_reports_its_spec_and_that_its_load_is_complete(
     loaded: Any, fake_spec: Any, gateway: Any, wait_until: Any
 ) -> None:
     state = gateway.replica()
@@ -193,7 +195,7 @@ def test_what_loaded_models_may_still_take_is_not_free(
     assert service.heartbeat().devices[0].free_memory_bytes == free_bytes
 
 
-def test_an_engine_is_told_to_drop_an_adapter(
+def test_an_engine_is_asked_to_drop_an_adapter(
     loaded: NeuronService, gateway: Any, wait_until: Any
 ) -> None:
     loaded.drop_adapter("another", "sql")  # which is not loaded here

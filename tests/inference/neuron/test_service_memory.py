@@ -59,7 +59,7 @@ def needing(spec: LoadSpec, gigabytes: float, **changes: Any) -> LoadSpec:
     return msgspec.structs.replace(spec, earlier_loads=earlier, **changes)
 
 
-def test_a_load_goes_to_the_freest_card_and_says_so(
+def test_a_load_goes_to_the_freest_card_and_reports_it(
     service: NeuronService, fake_spec: MakeSpec, gateway: Any
 ) -> None:
     service.load_model(fake_spec())
@@ -112,7 +112,7 @@ def test_a_neuron_uses_no_more_of_a_device_than_its_operator_lets_it(
     assert gateway.wait_status("ready").devices == ["cuda:1"]
 
 
-def test_two_cold_loads_take_turns_and_the_second_says_what_it_waits_for(
+def test_two_cold_loads_take_turns_and_the_second_reports_what_it_waits_for(
     service: NeuronService, fake_spec: MakeSpec, gateway: Any, wait_until: Any
 ) -> None:
     service.load_model(fake_spec("a", load_s=30))
@@ -253,7 +253,7 @@ def test_failed_loads_in_a_row_are_counted_until_another_spec_comes(
     failed("other", 1)
 
 
-def test_a_model_that_got_busy_is_not_unloaded_and_the_load_says_so(
+def test_a_model_that_got_busy_is_not_unloaded_and_the_load_reports_it(
     service: NeuronService, fake_spec: MakeSpec, gateway: Any, wait_until: Any
 ) -> None:
     service.load_model(fake_spec("old", context=1_000_000))
@@ -303,9 +303,9 @@ def test_the_neuron_logs_why_a_load_was_refused(
 ) -> None:
     service.load_model(fake_spec(load_fails=1))
     gateway.wait_status("failed")
-    said = "\n".join(record.getMessage() for record in caplog.records)
-    assert "not loaded (does_not_fit): needs 9 GB, 1 GB is free" in said
-    assert "orphaned" not in said
+    logged = "\n".join(record.getMessage() for record in caplog.records)
+    assert "not loaded (does_not_fit): needs 9 GB, 1 GB is free" in logged
+    assert "orphaned" not in logged
 
 
 def test_a_restart_loads_what_was_used_last_first(

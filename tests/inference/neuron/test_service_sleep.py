@@ -92,7 +92,7 @@ def test_who_asks_while_it_falls_asleep_wakes_it(
     assert [one.pid for one in running_engines()] == [engine.pid]
 
 
-def test_one_that_cannot_sleep_serves_on_and_says_so(
+def test_one_that_cannot_sleep_serves_on_and_reports_it(
     service: NeuronService, cards: Host, fake_spec: MakeSpec, gateway: Any, wait_until: Any
 ) -> None:
     service.load_model(fake_spec(**SLEEPER))
@@ -161,7 +161,7 @@ def test_an_engine_that_dies_while_it_wakes_is_started_anew(
     assert (state.job_id, state.num_restarts) == ("j2", 1)
 
 
-def test_it_sleeps_on_where_there_is_no_room_and_says_so(
+def test_it_sleeps_on_where_there_is_no_room_and_reports_it(
     service: NeuronService, cards: Host, fake_spec: MakeSpec, gateway: Any, wait_until: Any
 ) -> None:
     spec = fake_spec(**SLEEPER)

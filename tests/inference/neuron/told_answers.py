@@ -63,7 +63,7 @@ def steps_of(ids: list[int], cuts: list[int], reason: str | None = "stop") -> li
     return [*steps, last] if reason else steps
 
 
-def tell(answer: Answer, steps: list[SequenceStep], index: int = 0) -> list[Event]:
+def events_of_steps(answer: Answer, steps: list[SequenceStep], index: int = 0) -> list[Event]:
     events: list[Event] = []
     for step in steps:
         if not answer.has_finished(index):
@@ -79,7 +79,7 @@ class Folded:
     """What a body encoder makes of the events."""
 
     def __init__(self, events: list[Event]) -> None:
-        self.told: list[list[str]] = []
+        self.reported: list[list[str]] = []
         self.logprobs: list[TextLogprob] = []
         self.ends: list[Event] = []
         self.num_tokens = 0
@@ -93,7 +93,7 @@ class Folded:
                 case ReasoningDelta(text=text, opens=opens, closes=closes):
                     self._add("thought", f"{'«' if opens else ''}{text}{'»' if closes else ''}")
                 case ToolCallStarted(call_id=identity, name=name):
-                    self.told.append(["call", f"{identity} {name}"])
+                    self.reported.append(["call", f"{identity} {name}"])
                 case ToolCallDelta(arguments=arguments):
                     self._add("arguments", arguments)
                 case ChoiceFinished():
@@ -102,10 +102,10 @@ class Folded:
                     self.ends.append(event)
 
     def _add(self, kind: str, text: str) -> None:
-        if self.told and self.told[-1][0] == kind:
-            self.told[-1][1] += text
+        if self.reported and self.reported[-1][0] == kind:
+            self.reported[-1][1] += text
         elif text:
-            self.told.append([kind, text])
+            self.reported.append([kind, text])
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -116,4 +116,4 @@ def events_of(
     tokenizer: Tokenizer, text: str, reason: str | None = "stop", **kwargs: object
 ) -> list[Event]:
     choice = Choice(request_id="r", text=text_of(tokenizer), **kwargs)  # type: ignore[arg-type]
-    return tell(answer_of(choice), steps_of(ids_of(tokenizer, text), [], reason))
+    return events_of_steps(answer_of(choice), steps_of(ids_of(tokenizer, text), [], reason))

@@ -44,7 +44,7 @@ def test_a_submit_of_nobody_in_particular_is_anonymous_and_unbounded() -> None:
     assert submit.cap_output_tokens is None
 
 
-def test_a_submit_says_who_asks_and_what_their_budget_buys() -> None:
+def test_a_submit_holds_who_asks_and_what_their_budget_buys() -> None:
     sent = Submit(
         request_id="r",
         gateway_id="g",
@@ -62,7 +62,7 @@ def test_a_submit_says_who_asks_and_what_their_budget_buys() -> None:
     assert decode_inbox_frame(encode_inbox_frame(sent)) == sent
 
 
-def test_every_end_may_say_what_was_used() -> None:
+def test_every_end_may_report_what_was_used() -> None:
     failure = Failure(code="engine_crashed", message="it ended")
     batch = EventBatch(
         epoch="e",

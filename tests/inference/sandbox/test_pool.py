@@ -153,7 +153,7 @@ worker.work(socket.socket(fileno=int(sys.argv[1])))
 """
 
 
-def test_a_worker_that_has_grown_says_that_it_ends() -> None:
+def test_a_worker_that_has_grown_reports_that_it_ends() -> None:
     """Its end would else be the fault of a job that is sent to it at the same time."""
     ours, theirs = socket.socketpair()
     with (

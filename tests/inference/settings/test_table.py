@@ -98,7 +98,7 @@ def test_the_page_has_the_table() -> None:
     )
 
 
-def test_names_are_unique_and_each_setting_says_what_it_is() -> None:
+def test_names_are_unique_and_each_setting_reports_what_it_is() -> None:
     assert len(NAMES) == len(SETTINGS)
     for setting in SETTINGS:
         assert setting.doc and setting.readers and setting.kind.rule, setting.name

@@ -75,8 +75,8 @@ class Case(GoldenCase):
         try:
             request = parse(body, RequestContext(headers=self._headers()))
         except ApiError as error:
-            said = json.loads(errors.error_body(error, request_id=REQUEST_ID))
-            return {"error.json": pretty({"status": error.status, **said})}
+            error_json = json.loads(errors.error_body(error, request_id=REQUEST_ID))
+            return {"error.json": pretty({"status": error.status, **error_json})}
         events = decode_events((self.path / "events.json").read_bytes())
         made = {"request_id": REQUEST_ID, "clock": lambda: CREATED_UNIX_S}
         whole = fold(request.body_encoder(**made), events)

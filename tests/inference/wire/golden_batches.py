@@ -68,8 +68,8 @@ class Case(GoldenCase):
             except ApiError as error:
                 assert name in REFUSING, f"{self}: {name} is no client's"
                 errors = anthropic_errors if self.dialect == "anthropic_batches" else openai_errors
-                said = json.loads(errors.error_body(error, request_id=REQUEST_ID))
-                made["error.json"] = pretty({"status": error.status, **said})
+                error_json = json.loads(errors.error_body(error, request_id=REQUEST_ID))
+                made["error.json"] = pretty({"status": error.status, **error_json})
         return made
 
     def _output(self, name: str, content: bytes) -> bytes:

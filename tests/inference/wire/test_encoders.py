@@ -42,7 +42,7 @@ TOLD_USAGE = {"stream_options": {"include_usage": True}}
 
 
 @dataclass(frozen=True)
-class Said:
+class Spoken:
     """What one choice says: a thinking block, text, calls by name and arguments."""
 
     reasoning: str | None
@@ -56,7 +56,7 @@ class Said:
 texts = st.text(max_size=20)
 answers = st.lists(
     st.builds(
-        Said,
+        Spoken,
         reasoning=st.none() | texts,
         text=texts,
         calls=st.lists(
@@ -79,25 +79,25 @@ def cut(text: str, random: Random) -> list[str]:
     return pieces
 
 
-def events_of_choice(index: int, said: Said, random: Random) -> list[Event]:
+def events_of_choice(index: int, spoken: Spoken, random: Random) -> list[Event]:
     at: dict[str, Any] = {"request_id": R, "index": index}
     events: list[Event] = []
-    if said.reasoning is not None:
-        pieces = cut(said.reasoning, random)
+    if spoken.reasoning is not None:
+        pieces = cut(spoken.reasoning, random)
         events.append(ReasoningDelta(**at, text=pieces.pop(0) if pieces else "", opens="<t>"))
         events += [ReasoningDelta(**at, text=piece) for piece in pieces]
         events.append(ReasoningDelta(**at, text="", closes="</t>"))
-    events += [Delta(**at, text=piece) for piece in cut(said.text, random)]
-    for call_index, (name, arguments) in enumerate(said.calls):
+    events += [Delta(**at, text=piece) for piece in cut(spoken.text, random)]
+    for call_index, (name, arguments) in enumerate(spoken.calls):
         of_call = {**at, "call_index": call_index}
         events.append(ToolCallStarted(**of_call, call_id=f"call_{index}_{call_index}", name=name))
         events += [ToolCallDelta(**of_call, arguments=piece) for piece in cut(arguments, random)]
-    return [*events, ChoiceFinished(**at, reason=said.finish_reason())]
+    return [*events, ChoiceFinished(**at, reason=spoken.finish_reason())]
 
 
-def events_of(answer: list[Said], random: Random) -> list[Event]:
+def events_of(answer: list[Spoken], random: Random) -> list[Event]:
     """A choice's events in order, the choices interleaved."""
-    queues = [events_of_choice(index, said, random) for index, said in enumerate(answer)]
+    queues = [events_of_choice(index, spoken, random) for index, spoken in enumerate(answer)]
     events: list[Event] = [Accepted(request_id=R, prompt_tokens=1)]
     while any(queues):
         events.append(random.choice([queue for queue in queues if queue]).pop(0))
@@ -141,17 +141,17 @@ def essence(completion: Any) -> list[Any]:
     ]
 
 
-def expected(answer: list[Said], shown: str) -> list[Any]:
+def expected(answer: list[Spoken], shown: str) -> list[Any]:
     expected = []
-    for index, said in enumerate(answer):
+    for index, spoken in enumerate(answer):
         calls = [
             (f"call_{index}_{number}", "function", name, arguments)
-            for number, (name, arguments) in enumerate(said.calls)
+            for number, (name, arguments) in enumerate(spoken.calls)
         ]
-        inline = shown == "inline" and said.reasoning is not None
-        text = f"<t>{said.reasoning}</t>{said.text}" if inline else said.text
-        reasoning = (said.reasoning or "") if shown == "field" else ""
-        expected.append((index, said.finish_reason(), "assistant", text, reasoning, calls))
+        inline = shown == "inline" and spoken.reasoning is not None
+        text = f"<t>{spoken.reasoning}</t>{spoken.text}" if inline else spoken.text
+        reasoning = (spoken.reasoning or "") if shown == "field" else ""
+        expected.append((index, spoken.finish_reason(), "assistant", text, reasoning, calls))
     return expected
 
 
@@ -160,7 +160,7 @@ CONTEXTS = {"inline": RequestContext(headers={"x-include-thinking": "true"})}
 
 @pytest.mark.parametrize("shown", ["hidden", "field", "inline"])
 @given(answer=answers, random=randoms, usage=st.booleans())
-def test_chat(shown: str, answer: list[Said], random: Random, usage: bool) -> None:
+def test_chat(shown: str, answer: list[Spoken], random: Random, usage: bool) -> None:
     options = {"n": len(answer), "include_reasoning": shown == "field"}
     body = {**CHAT, **options, **(TOLD_USAGE if usage else {})}
     request = openai_chat.parse(json.dumps(body).encode(), CONTEXTS.get(shown, RequestContext()))
@@ -172,14 +172,14 @@ def test_chat(shown: str, answer: list[Said], random: Random, usage: bool) -> No
     assert essence(as_the_sdk_sees_it(frames)) == expected(answer, shown)
     assert len(frames) <= len(events) + len(answer)
     _check_frames(frames, whole, num_choices=len(answer), usage=usage)
-    for choice, said in zip(whole["choices"], answer, strict=True):
-        only_calls = said.calls and not expected([said], shown)[0][3]
+    for choice, spoken in zip(whole["choices"], answer, strict=True):
+        only_calls = spoken.calls and not expected([spoken], shown)[0][3]
         assert (choice["message"]["content"] is None) == bool(only_calls)
 
 
 @given(answer=answers, random=randoms, usage=st.booleans())
-def test_completions(answer: list[Said], random: Random, usage: bool) -> None:
-    answer = [Said(said.reasoning, said.text, []) for said in answer]
+def test_completions(answer: list[Spoken], random: Random, usage: bool) -> None:
+    answer = [Spoken(spoken.reasoning, spoken.text, []) for spoken in answer]
     body = {**PROMPT, "n": len(answer), **(TOLD_USAGE if usage else {})}
     request = openai_completions.parse(json.dumps(body).encode())
     events, other_events = events_of(answer, random), events_of(answer, random)
@@ -204,8 +204,8 @@ def _check_frames(frames: list[Any], whole: Any, *, num_choices: int, usage: boo
     for frame in frames:
         (choice,) = frame["choices"]
         reasons[choice["index"]].append(choice["finish_reason"])
-    for index, told in reasons.items():
-        assert told == [None] * (len(told) - 1) + [whole["choices"][index]["finish_reason"]]
+    for index, reported in reasons.items():
+        assert reported == [None] * (len(reported) - 1) + [whole["choices"][index]["finish_reason"]]
 
 
 @pytest.mark.parametrize("parse", [openai_chat.parse, openai_completions.parse])
@@ -217,7 +217,7 @@ def test_usage_comes_when_the_client_or_the_operator_wants_it(
     good = CHAT if parse is openai_chat.parse else PROMPT
     context = RequestContext(always_include_usage=always)
     request = parse(json.dumps({**good, **asked}).encode(), context)
-    events = events_of([Said(None, "Paris", [])], Random(1))
+    events = events_of([Spoken(None, "Paris", [])], Random(1))
     frames = frames_of(request.stream_encoder(**MADE), events)
     assert (frames[-1].get("usage") is not None) == (always or asked == TOLD_USAGE)
 
@@ -254,5 +254,5 @@ def test_logprobs_are_the_same_whole_or_in_pieces(
             for name in names:
                 streamed[choice["index"]][name] += (choice["logprobs"] or {}).get(name, [])
         whole = body_of(request.body_encoder(**MADE), events)["choices"]
-        told = [{name: choice["logprobs"][name] for name in names} for choice in whole]
-        assert streamed == told
+        reported = [{name: choice["logprobs"][name] for name in names} for choice in whole]
+        assert streamed == reported

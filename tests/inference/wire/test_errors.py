@@ -72,14 +72,14 @@ def test_fields_of_the_originals_errors_stand_beside_ours(
 ) -> None:
     error = RequestFailedError(failure)
     assert error.status == status
-    said = [
+    bodies = [
         error_object(error)["error"],
         orjson.loads(openai_responses_errors.error_body(error, request_id="r"))["error"],
         openai_responses_errors.error_event(error)[1]["error"],
         anthropic_errors.error_object(error, request_id="r")["error"]["details"],
         orjson.loads(ollama_errors.error_body(error, request_id="r")),
     ]
-    for one in said:
+    for one in bodies:
         assert {name: one[name] for name in extras} == extras
 
 
@@ -90,7 +90,7 @@ def test_every_failure_is_an_error_and_busy_servers_and_limits_invite_a_retry() 
         assert (kind.retry_after_s is not None) == invites, code
 
 
-def test_what_the_failure_says_of_a_retry_comes_first() -> None:
+def test_what_the_failure_has_of_a_retry_comes_first() -> None:
     failure = Failure(code="queue_full", message="full", retry_after_s=7.2)
     assert error_headers(RequestFailedError(failure)) == [(b"retry-after", b"8")]
 

@@ -90,9 +90,9 @@ def test_prices_are_exact_decimals(micro_usd: int, shown: str) -> None:
         input_micro_usd=micro_usd, cached_input_micro_usd=0, output_micro_usd=20_000_000
     )
     card = replace(CARD, prices=prices)
-    told = f'"cost":{{"input":{shown},"output":20,"cache_read":0}}'
-    assert told in openai_models.model_body(card).decode()
-    assert told in anthropic_models.model_body(card).decode()
+    fragment = f'"cost":{{"input":{shown},"output":20,"cache_read":0}}'
+    assert fragment in openai_models.model_body(card).decode()
+    assert fragment in anthropic_models.model_body(card).decode()
 
 
 def test_what_it_can_do() -> None:

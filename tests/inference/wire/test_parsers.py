@@ -278,13 +278,13 @@ CALLING = {
         ),
     ],
 )
-def test_what_says_nothing_is_refused(parse: Any, body: dict[str, Any], param: str) -> None:
+def test_what_is_empty_is_refused(parse: Any, body: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as refused:
         parse(orjson.dumps(body), RequestContext())
     assert refused.value.param == param
 
 
-def test_calls_and_their_results_may_say_nothing() -> None:
+def test_calls_and_their_results_may_be_empty() -> None:
     result = {"role": "tool", "tool_call_id": "c", "content": []}
     of_zed = {"role": "user", "content": []}
     body = {"model": "m", "messages": [*MESSAGES, CALLING, result, of_zed]}

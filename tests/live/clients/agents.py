@@ -91,9 +91,9 @@ def try_agent(agent: Agent, stage: Stage) -> Iterator[Tried]:
         yield Tried(agent.name, version, name, problem)
 
 
-def expect(wanted: str, said: str) -> None:
-    if wanted not in said:
-        raise AgentProblemError(f"no {wanted!r} in: {said[-600:]}")
+def expect(wanted: str, answer: str) -> None:
+    if wanted not in answer:
+        raise AgentProblemError(f"no {wanted!r} in: {answer[-600:]}")
 
 
 # Claude Code.
@@ -134,20 +134,20 @@ def claude_makes_an_object(stage: Stage) -> None:
     soup = '{"dish": "soup"}'
     stage.model.answers("Claude, a dish", call_of("StructuredOutput", soup))
     schema = json.dumps(SOUP_SCHEMA)
-    said = claude(stage, "Claude, a dish", "--output-format", "json", "--json-schema", schema)
-    expect('"structured_output":{"dish":"soup"}', said)
+    answer = claude(stage, "Claude, a dish", "--output-format", "json", "--json-schema", schema)
+    expect('"structured_output":{"dish":"soup"}', answer)
 
 
 def claude_unknown_model(stage: Stage) -> None:
-    said = claude(stage, "Say hello", model=UNKNOWN)
-    expect("It may not exist", said)
+    answer = claude(stage, "Say hello", model=UNKNOWN)
+    expect("It may not exist", answer)
 
 
 def claude_context(stage: Stage) -> None:
     """What docs/clients.md says that it takes a model that it does not know to have."""
     stage.model.answers("Claude, how long", "Long.")
-    said = claude(stage, "Claude, how long", "--output-format", "json")
-    expect('"contextWindow":1000000', said)
+    answer = claude(stage, "Claude, how long", "--output-format", "json")
+    expect('"contextWindow":1000000', answer)
     bounded = claude(stage, "Claude, how long", "--output-format", "json", context=131072)
     expect('"contextWindow":131072', bounded)
 
@@ -239,10 +239,10 @@ def codex_over_a_websocket(stage: Stage) -> None:
     """Where that fails it goes back to HTTP, and says so."""
     question = "Codex, read the note over a socket"
     rehearse_agent(stage.model, question, "exec_command", '{"cmd": "cat note.txt"}')
-    said = codex(stage, question, "-c", "model_providers.helexa.supports_websockets=true")
-    expect(HERON, said)
-    if "WebSocket" in said:
-        raise AgentProblemError(said[-600:])
+    answer = codex(stage, question, "-c", "model_providers.helexa.supports_websockets=true")
+    expect(HERON, answer)
+    if "WebSocket" in answer:
+        raise AgentProblemError(answer[-600:])
 
 
 def codex_makes_an_object(stage: Stage) -> None:
@@ -266,12 +266,12 @@ def codex_without_tools(stage: Stage) -> None:
 def qwen_reads(stage: Stage) -> None:
     question = "Qwen, read the note"
     rehearse_agent(stage.model, question, "read_file", json.dumps({"file_path": str(stage.note)}))
-    said = stage.run(
+    answer = stage.run(
         [stage.clients.npm_bin("qwen"), "--auth-type", "openai", "-y", "-p", question],
         **exported(stage.settings("qwen-code", MODEL)),
         QWEN_TELEMETRY_ENABLED="false",
     )
-    expect(HERON, said)
+    expect(HERON, answer)
 
 
 def aider_edits(stage: Stage) -> None:
@@ -281,13 +281,13 @@ def aider_edits(stage: Stage) -> None:
         *("--no-check-update", "--no-show-release-notes", "--no-show-model-warnings"),
         *("--analytics-disable", "--message", "Aider, change the note"),
     )
-    said = stage.run(
+    answer = stage.run(
         [stage.clients.python_bin("aider", "aider"), *flags, "note.txt"],
         **exported(stage.settings("aider", MODEL)),
         LITELLM_LOCAL_MODEL_COST_MAP="True",
     )
     if "egret" not in stage.note.read_text():
-        raise AgentProblemError(said[-600:])
+        raise AgentProblemError(answer[-600:])
 
 
 def llm(stage: Stage, *words: str) -> str:

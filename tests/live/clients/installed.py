@@ -108,8 +108,8 @@ class Clients:
         if not self.python_bin("python", environment).exists():
             raise NotInstalledError(f"{package} is not installed in {self.folder}")
         code = f"import importlib.metadata as found; print(found.version({package!r}))"
-        said = subprocess.check_output([self.python_bin("python", environment), "-c", code])
-        return said.decode().strip()
+        output = subprocess.check_output([self.python_bin("python", environment), "-c", code])
+        return output.decode().strip()
 
 
 def _run(*command: str, cwd: Path | None = None) -> None:

@@ -35,6 +35,6 @@ def try_readme(sdk: str, clients: Clients, url: str) -> Iterator[Tried]:
         timeout=EXAMPLE_TIMEOUT_S,
         check=False,
     )
-    said = ended.stdout + ended.stderr
-    problem = None if "Paris" in ended.stdout else said[-OUTPUT_TAIL_CHARACTERS:]
+    output = ended.stdout + ended.stderr
+    problem = None if "Paris" in ended.stdout else output[-OUTPUT_TAIL_CHARACTERS:]
     yield Tried(sdk, version, "README's example", problem)

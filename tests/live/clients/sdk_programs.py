@@ -81,9 +81,9 @@ def try_program(program: Program, clients: Clients, url: str) -> Iterator[Tried]
         problem = f"not done within {PROGRAM_TIMEOUT_S:g} s"
         yield Tried(program.package, version, "the whole program", problem)
         return
-    told = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-    for one in told:
+    lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    for one in lines:
         yield Tried(program.package, version, one["feature"], one["problem"])
-    if ended.returncode != 0 or not told:
+    if ended.returncode != 0 or not lines:
         problem = f"exit {ended.returncode}: {ended.stderr[-OUTPUT_TAIL_CHARACTERS:]}"
         yield Tried(program.package, version, "the whole program", problem)

@@ -19,7 +19,7 @@ def delta(**fields: Any) -> dict[str, Any]:
     return {"choices": [{"delta": fields}]}
 
 
-def test_the_first_token_is_the_first_that_says_something() -> None:
+def test_the_first_token_is_the_first_with_content() -> None:
     fold = OpenAiFold()
     fold.feed(delta(role="assistant", content=""), 0.1)
     fold.feed(delta(reasoning_content="hm"), 0.4)
@@ -62,7 +62,7 @@ def test_an_error_within_the_stream_fails_the_sample(fold: Any, event: dict[str,
         fold.feed(event, 0.1)
 
 
-def test_the_server_may_tell_its_timing_in_two_ways() -> None:
+def test_the_server_may_report_its_timing_in_two_ways() -> None:
     ours = {"prefill_ms": 2, "decode_ms": 3.5, "prefill_tokens": 4}
     timing = ServerTiming(prefill_ms=2, decode_ms=3.5, prefill_tokens=4)
     assert timing_of({"helexa_timing": ours}) == timing
@@ -73,7 +73,7 @@ def test_the_server_may_tell_its_timing_in_two_ways() -> None:
     assert timing_of({"timings": {"prompt_ms": "soon"}}) == ServerTiming()
 
 
-def test_decoding_too_short_to_tell_is_not_told() -> None:
+def test_decoding_too_short_to_measure_is_not_reported() -> None:
     answer = Answer(completion_tokens=11, first_s=1.0, last_s=1.1)
     assert answer.decode_tps is None
     assert replace(answer, last_s=3.0).decode_tps == 5.0
@@ -138,19 +138,19 @@ def test_a_build_is_its_commit_or_its_version(version: dict[str, Any], build: st
     assert probing.neuron_build(version).build == build
 
 
-def test_places_are_told_in_two_shapes() -> None:
-    told = {"locations": [{"node": "benjy", "status": "loaded"}, {"node": "beast"}]}
-    assert probing.other_places(told, "beast") == ["benjy"]
+def test_places_are_reported_in_two_shapes() -> None:
+    body = {"locations": [{"node": "benjy", "status": "loaded"}, {"node": "beast"}]}
+    assert probing.other_places(body, "beast") == ["benjy"]
     loading = {"locations": [{"node": "benjy", "status": "loading"}]}
     assert probing.other_places(loading, "beast") == []
     assert probing.other_places({"locations": ["beast", "benjy"]}, "beast") == ["benjy"]
     assert probing.other_places(None, "beast") == []
 
 
-@pytest.mark.parametrize("told", [None, 3, "x", [], {}, [3, None], {"data": [1]}, {"models": [1]}])
-def test_what_an_unknown_server_says_is_nothing_rather_than_an_error(told: Any) -> None:
-    assert probing.neuron_models(told) == probing.listed_models(told) == ()
-    assert probing.build_of_version(told) == ""
-    if isinstance(told, dict):
-        assert not probing.is_busy(told)
-        assert probing.neuron_host({"devices": told}).gpus == ()
+@pytest.mark.parametrize("body", [None, 3, "x", [], {}, [3, None], {"data": [1]}, {"models": [1]}])
+def test_what_an_unknown_server_reports_is_nothing_rather_than_an_error(body: Any) -> None:
+    assert probing.neuron_models(body) == probing.listed_models(body) == ()
+    assert probing.build_of_version(body) == ""
+    if isinstance(body, dict):
+        assert not probing.is_busy(body)
+        assert probing.neuron_host({"devices": body}).gpus == ()

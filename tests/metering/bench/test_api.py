@@ -54,13 +54,13 @@ def test_it_is_closed_until_the_operator_opens_it(api: Api, settings: Any) -> No
 
 def test_health_and_dimensions(api: Api) -> None:
     assert api.get("bench/health") == {"status": "ok", "run_count": 56}
-    told = api.get("bench/dimensions")
-    assert told["hosts"] == ["", "beast.example.org"]
-    assert (told["models"], told["targets"]) == (["tiny"], ["beast", "peer"])
-    assert "chat:128" in told["scenarios"]
-    assert told["builds"][0]["git_sha"] == "b1"
-    assert set(told["builds"][0]) == {"git_sha", "build_timestamp", "package_version"}
-    assert told["host_gpus"]["beast.example.org"] == told["model_gpus"]["tiny"] == ["a card"]
+    answer = api.get("bench/dimensions")
+    assert answer["hosts"] == ["", "beast.example.org"]
+    assert (answer["models"], answer["targets"]) == (["tiny"], ["beast", "peer"])
+    assert "chat:128" in answer["scenarios"]
+    assert answer["builds"][0]["git_sha"] == "b1"
+    assert set(answer["builds"][0]) == {"git_sha", "build_timestamp", "package_version"}
+    assert answer["host_gpus"]["beast.example.org"] == answer["model_gpus"]["tiny"] == ["a card"]
 
 
 def test_the_summary_is_of_the_latest_builds(api: Api) -> None:
@@ -114,11 +114,11 @@ def test_scaling_concurrency_swap_and_scores(api: Api) -> None:
     assert score["quality_score_mean"] == pytest.approx(0.5, rel=0.01)
 
 
-def test_a_comparison_says_what_regressed(api: Api) -> None:
-    told = api.get("bench/compare?before=beast")
-    assert (told["before"], told["after"]) == ("beast@b2", "beast@b3")
-    assert (told["regressed"], told["improved"]) == (1, 0)
-    by_metric = {cell["metric"]: cell for cell in told["cells"]}
+def test_a_comparison_reports_what_regressed(api: Api) -> None:
+    answer = api.get("bench/compare?before=beast")
+    assert (answer["before"], answer["after"]) == ("beast@b2", "beast@b3")
+    assert (answer["regressed"], answer["improved"]) == (1, 0)
+    by_metric = {cell["metric"]: cell for cell in answer["cells"]}
     decode = by_metric["decode_tps"]
     assert (decode["verdict"], by_metric["ttft_s"]["verdict"]) == ("regressed", "same")
     assert decode["ratio_low"] < 0.7 < decode["ratio_high"]

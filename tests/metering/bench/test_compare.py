@@ -29,10 +29,10 @@ def test_a_slower_build_is_a_regression(two_builds: Bench) -> None:
     assert str(caught.value) == "2 of 2 cells regressed"
 
 
-def test_it_is_found_by_name_and_told_with_its_ratio(two_builds: Bench) -> None:
+def test_it_is_found_by_name_and_reported_with_its_ratio(two_builds: Bench) -> None:
     words = ("--metric", "decode_tps", "--scenario", "chat:128", "--min-change", "0.5")
-    told = json.loads(two_builds("compare", "peer@b1", "peer@b2", "--format", "json", *words))
-    (cell,) = told["cells"]
+    comparison = json.loads(two_builds("compare", "peer@b1", "peer@b2", "--format", "json", *words))
+    (cell,) = comparison["cells"]
     assert cell["ratio"] == pytest.approx(0.7, abs=0.02)
     assert 0.67 < cell["ratio_low"] <= cell["ratio"] <= cell["ratio_high"] < 0.73
     assert cell["before_median"] == pytest.approx(DECODE_TPS, rel=0.02)
@@ -41,8 +41,8 @@ def test_it_is_found_by_name_and_told_with_its_ratio(two_builds: Bench) -> None:
 
 
 def test_the_other_way_round_it_is_none(two_builds: Bench) -> None:
-    told = two_builds("compare", "peer@b2", "peer@b1", "--metric", "decode_tps")
-    assert "improved" in told and "regressed" not in told
+    comparison = two_builds("compare", "peer@b2", "peer@b1", "--metric", "decode_tps")
+    assert "improved" in comparison and "regressed" not in comparison
 
 
 def test_the_same_build_does_not_regress(two_builds: Bench) -> None:
@@ -78,8 +78,10 @@ def test_reports_are_tables_and_json(two_builds: Bench) -> None:
 
 
 def test_the_api_and_the_pages_show_it(two_builds: Bench, admin_client: Client) -> None:
-    told = admin_client.get("/api/bench/compare?before=peer").json()
-    verdicts = {(cell["scenario_id"], cell["metric"]): cell["verdict"] for cell in told["cells"]}
+    comparison = admin_client.get("/api/bench/compare?before=peer").json()
+    verdicts = {
+        (cell["scenario_id"], cell["metric"]): cell["verdict"] for cell in comparison["cells"]
+    }
     for cell in (("chat:128", "decode_tps"), ("context:300", "decode_tps")):
         assert verdicts[cell] == "regressed"
     for path in ("", "compare/?before=peer@b1&after=peer@b2"):

@@ -34,7 +34,7 @@ def test_which_way_is_worse_depends_on_the_metric() -> None:
     assert verdict(SLOWER, BEFORE, metric=TTFT) is Verdict.REGRESSED
 
 
-def test_few_samples_say_nothing() -> None:
+def test_few_samples_prove_nothing() -> None:
     assert verdict(BEFORE[:4], SLOWER[:4]) is Verdict.TOO_FEW
     assert judge(DECODE, [], SLOWER) is None
 

@@ -95,7 +95,7 @@ def test_a_sweep_goes_by_a_file_or_by_the_database(
         bench("score", "--id", "0", "--score", "1")
 
 
-def test_what_a_file_says_without_meaning_here_is_told() -> None:
+def test_fields_of_a_file_without_meaning_here_are_reported() -> None:
     remarks = read_bench_toml(TOML).remarks
     assert [remark.partition(" is ")[0] for remark in remarks] == [
         "api.enabled",
@@ -118,7 +118,7 @@ def test_what_a_file_says_without_meaning_here_is_told() -> None:
         ("[scenarios]\ncapability_probes=[{name='x'}]", "a name and a prompt"),
     ],
 )
-def test_a_file_that_says_nothing_we_know_is_refused(text: str, reason: str) -> None:
+def test_a_file_with_nothing_we_know_is_refused(text: str, reason: str) -> None:
     with pytest.raises(BenchFileError, match=reason):
         read_bench_toml(text)
 

@@ -60,7 +60,7 @@ def test_the_bench_on_postgres(postgres_url: str, tmp_path: Path) -> None:
         "print([client.get('/api/bench/' + path).status_code for path in"
         " ('dimensions', 'summary', 'runs?gpu=a%20card', 'scaling')])"
     )
-    told = manage("shell", "-v", "0", "-c", dimensions)
-    assert told.stdout.strip() == "[200, 200, 200, 200]", told.stderr
+    output = manage("shell", "-v", "0", "-c", dimensions)
+    assert output.stdout.strip() == "[200, 200, 200, 200]", output.stderr
     back = manage("migrate", "bench", "zero", "--verbosity", "0")
     assert back.returncode == 0, back.stderr

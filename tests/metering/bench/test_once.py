@@ -27,11 +27,11 @@ def prompts(script: Script) -> list[str]:
 
 
 def test_a_cell_is_measured_once_warmed_up_and_then_skipped(bench: Bench, script: Script) -> None:
-    told = bench.once("--scenario", "chat:128", "--samples", "3")
-    assert "3 measured, 0 failed, 0 had their samples" in told
+    output = bench.once("--scenario", "chat:128", "--samples", "3")
+    assert "3 measured, 0 failed, 0 had their samples" in output
     assert len(script.asked) == 4
-    told = bench.once("--scenario", "chat:128", "--samples", "3")
-    assert "0 measured, 0 failed, 1 had their samples" in told
+    output = bench.once("--scenario", "chat:128", "--samples", "3")
+    assert "0 measured, 0 failed, 1 had their samples" in output
     assert len(script.asked) == 4
     bench.once("--scenario", "chat:128", "--samples", "5")
     assert BenchRun.objects.count() == 5
@@ -118,7 +118,7 @@ def test_every_scenario_of_an_endpoint_gives_its_numbers(bench: Bench, script: S
     assert runs["embedding"].prompt_tokens_actual == 160
 
 
-def test_wrong_calls_are_counted_and_told(bench: Bench, script: Script) -> None:
+def test_wrong_calls_are_counted_and_reported(bench: Bench, script: Script) -> None:
     script.wrong_calls = True
     bench.once("--scenario", "tools", "--samples", "1")
     run = BenchRun.objects.get()
@@ -155,7 +155,7 @@ def test_anthropics_api_is_measured_as_well(bench: Bench, script: Script) -> Non
     assert {path for path, _ in script.asked} == {"/v1/messages"}
 
 
-def test_a_neuron_tells_its_build_its_cards_and_its_models(bench: Bench, script: Script) -> None:
+def test_a_neuron_reports_its_build_its_cards_and_its_models(bench: Bench, script: Script) -> None:
     bench(
         *("once", "--endpoint", f"{bench.url}/api/neurons/beast", "--kind", "neuron"),
         *("--name", "beast", "--pause", "0", "--samples", "1"),
@@ -176,7 +176,7 @@ def test_a_neuron_tells_its_build_its_cards_and_its_models(bench: Bench, script:
     ]
 
 
-def test_a_model_that_others_serve_too_says_nothing_of_this_neuron(
+def test_a_model_that_others_serve_too_is_no_measure_of_this_neuron(
     bench: Bench, script: Script
 ) -> None:
     script.locations = ["beast", "benjy"]
@@ -203,7 +203,7 @@ def test_what_cannot_be_is_refused(bench: Bench, words: tuple[str, ...], reason:
     assert caught.value.returncode == 2
 
 
-def test_an_endpoint_that_is_away_is_said(bench: Bench) -> None:
+def test_an_endpoint_that_is_away_is_reported(bench: Bench) -> None:
     with pytest.raises(CommandError) as caught:
         bench("once", "--endpoint", "http://127.0.0.1:9", "--name", "away")
     assert caught.value.returncode == 2

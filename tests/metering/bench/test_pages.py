@@ -74,7 +74,7 @@ def test_strangers_log_in_members_may_not_and_the_public_may_where_it_is_let(
     assert "Log in" in page(Client(), "")
 
 
-def test_without_results_each_page_says_what_to_do(operator: Client) -> None:
+def test_without_results_each_page_reports_what_to_do(operator: Client) -> None:
     for path in ("", "trends/", "concurrency/", "compare/"):
         assert "manage.py bench once" in page(operator, path)
     assert "There is none." in page(operator, "runs/")
@@ -95,7 +95,7 @@ def test_the_overview_marks_what_regressed_beside_previous_and_best(measured: Cl
     assert "beast" in text and "a card" in text
 
 
-def test_nothing_regressed_is_said_too(operator: Client) -> None:
+def test_nothing_regressed_is_reported_too(operator: Client) -> None:
     results.cell(build_number=1, decode_tps=100.0)
     results.cell(build_number=2, decode_tps=101.0)
     text = page(operator, "")

@@ -103,7 +103,7 @@ def test_a_ratio_is_found_with_its_interval() -> None:
     assert 0.66 < ratio.low < 0.7 < ratio.high < 0.74
 
 
-def test_the_interval_leaves_out_what_tables_say() -> None:
+def test_the_interval_leaves_out_what_tables_list() -> None:
     """Critical values of U at 5 %, two-sided: 2 for five and five, 23 for ten and ten."""
     assert ours._interval_cut(5, 5, 0.95) == 3
     assert ours._interval_cut(10, 10, 0.95) == 24
@@ -118,7 +118,7 @@ def test_few_samples_have_the_widest_interval() -> None:
     assert ours.ratio_of([], [2, 6]) is None
 
 
-def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+def test_the_interval_holds_the_truth_as_often_as_it_claims() -> None:
     numbers = random.Random(11)
     for size in (5, 25):
         held = 0

@@ -112,7 +112,7 @@ def test_a_target_that_stays_busy_loses_its_turn_alone() -> None:
     ]
 
 
-def test_it_is_measured_beside_load_where_that_is_said() -> None:
+def test_it_is_measured_beside_load_where_that_is_asked() -> None:
     target = FakeTarget(busy_polls=10_000)
     assert Kit().run({"t": target}, is_beside_load=True).num_ok == 2
 
@@ -168,7 +168,7 @@ def test_each_sample_is_stamped() -> None:
     assert (kept.model.id, kept.probed.build.build, kept.telemetry.vram_used_mb) == ("m", "b", 3)
 
 
-def test_a_neuron_of_this_fleet_is_asked_in_this_process_and_says_why_not(db: None) -> None:
+def test_a_neuron_of_this_fleet_is_asked_in_this_process_and_reports_a_refusal(db: None) -> None:
     door = LocalDoor("nobody")
     with pytest.raises(TargetUnreachableError, match=r"nobody.* has reported yet"):
         door.get("version")

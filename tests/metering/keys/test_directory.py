@@ -139,7 +139,7 @@ async def test_expiry_goes_by_the_clock_on_each_use(
         await directory.find(key)
 
 
-async def test_who_does_not_hold_the_key_is_not_told_that_it_was_revoked(
+async def test_who_does_not_hold_the_key_does_not_learn_that_it_was_revoked(
     directory: KeyDirectory, store: FakeStore
 ) -> None:
     key = store.make(is_revoked=True)

@@ -23,7 +23,7 @@ from tests.metering.directory_support import (
 
 
 class TestOutage:
-    async def test_known_keys_keep_working_and_unknown_ones_cannot_be_told(
+    async def test_known_keys_keep_working_and_unknown_ones_cannot_be_checked(
         self, directory: KeyDirectory, store: FakeStore
     ) -> None:
         known, other = store.make(), store.make()
@@ -36,7 +36,7 @@ class TestOutage:
             with pytest.raises(DirectoryUnavailableError):
                 await directory.find(keys.make_key().key)
 
-    async def test_a_key_known_to_be_unknown_cannot_be_told_either(
+    async def test_a_key_known_to_be_unknown_cannot_be_checked_either(
         self, directory: KeyDirectory, store: FakeStore
     ) -> None:
         """It may have been made since."""

@@ -46,7 +46,7 @@ def test_what_a_client_named_is_held_or_refused() -> None:
     assert "300 tokens" in str(refused.value) and "299 tokens" in str(refused.value)
 
 
-def test_a_refusal_tells_a_prompts_bound_as_one_and_money_as_money() -> None:
+def test_a_refusal_names_a_prompts_bound_as_one_and_money_as_money() -> None:
     """Its true length is not known yet."""
     budget = state(cap=300, unit=Unit.MICRO_USD)
     with pytest.raises(QuotaExceededError) as refused:
@@ -203,7 +203,7 @@ def test_of_two_short_budgets_the_one_that_stays_short_speaks() -> None:
 # What becomes of them.
 
 
-def test_narrow_gives_back_and_never_takes() -> None:
+def test_narrow_releases_and_never_takes() -> None:
     budget = state()
     one = book(budget)
     one.reserve(reserve())
@@ -406,11 +406,11 @@ operations = st.one_of(
     st.sets(st.integers(1, 3)),
 )
 def test_no_cap_is_ever_passed(
-    states: list[BudgetState], told: list[object], bound: set[int]
+    states: list[BudgetState], queued: list[object], bound: set[int]
 ) -> None:
     budgets = {number: replace(each, id=number) for number, each in enumerate(states, 1)}
     one = Book(budgets, {})
-    for operation in told:
+    for operation in queued:
         before = {id: (each.spent, each.reserved) for id, each in budgets.items()}
         match operation:
             case Reserve():

@@ -146,12 +146,12 @@ class Gateway:
     requests: list[Request] = field(default_factory=list)
     is_alive: bool = True
 
-    def tell(self, operation: Operation, waiter: Waiter | None = None) -> None:
+    def queue(self, operation: Operation, waiter: Waiter | None = None) -> None:
         self.pending.add(PendingWrite(operation, time.monotonic(), waiter))
 
 
-def tell_at_once(told: Sequence[tuple[Waiter, Outcome]]) -> None:
-    for waiter, outcome in told:
+def notify_at_once(completed: Sequence[tuple[Waiter, Outcome]]) -> None:
+    for waiter, outcome in completed:
         if not waiter.done():
             waiter.set_result(outcome)
 
@@ -201,7 +201,7 @@ class Fleet(RuleBasedStateMachine):
         pending = PendingWrites(
             name,
             using=self.using,
-            notify=tell_at_once,
+            notify=notify_at_once,
             apply=database.apply,
             clock=lambda: self.now_unix_s,
         )
@@ -281,7 +281,7 @@ class Fleet(RuleBasedStateMachine):
             prices=PRICES,
             now_unix_s=self.now_unix_s,
         )
-        request.gateway.tell(operation, request.waiter)
+        request.gateway.queue(operation, request.waiter)
         if is_written:
             self.write(request.gateway)
 
@@ -310,7 +310,7 @@ class Fleet(RuleBasedStateMachine):
                 output_tokens=request.num_output_tokens,
                 prices=PRICES,
             )
-            request.gateway.tell(operation)
+            request.gateway.queue(operation)
 
     @precondition(lambda self: self.running())
     @rule(index=st.integers(0, 99), more=st.integers(1, 200), is_written=st.booleans())
@@ -330,7 +330,7 @@ class Fleet(RuleBasedStateMachine):
         if request is not None:
             self.end(request, share)
             for _ in range(times):
-                request.gateway.tell(self.settle_of(request))
+                request.gateway.queue(self.settle_of(request))
 
     @precondition(lambda self: self.running())
     @rule(index=st.integers(0, 99))
@@ -338,7 +338,7 @@ class Fleet(RuleBasedStateMachine):
         request = self.pick(index, lambda request: True)
         if request is not None:
             request.is_gone = True
-            request.gateway.tell(release(request.id, request.budgets))
+            request.gateway.queue(release(request.id, request.budgets))
 
     @precondition(lambda self: self.requests)
     @rule(which=st.integers(0, 1))

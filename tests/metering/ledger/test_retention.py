@@ -50,7 +50,7 @@ def test_zero_keeps_them_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     assert LedgerEntry.objects.count() == 1
 
 
-def test_a_call_goes_on_where_the_last_one_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_continues_where_the_last_one_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "ENTRIES_PER_BATCH", 2)
     monkeypatch.setattr(retention, "MAX_BATCHES", 2)
     ended(500, count=7)

@@ -61,7 +61,7 @@ def test_a_second_settle_charges_nothing(using: str, gateway: Gateway) -> None:
     assert UsageHour.objects.using(using).get().requests == 1
 
 
-def test_a_refusal_says_both_numbers_and_holds_nothing(using: str, gateway: Gateway) -> None:
+def test_a_refusal_reports_both_numbers_and_holds_nothing(using: str, gateway: Gateway) -> None:
     id, other = make_budget(using, cap=250), make_budget(using, cap=10_000)
     with pytest.raises(QuotaExceededError, match=r"300 tokens .* 250 tokens are left") as refused:
         gateway.reserve(budgets=(id, other), output_tokens=200)
@@ -172,7 +172,7 @@ def test_a_database_that_stands_still_is_noticed_in_time(
     assert Reservation.objects.using(using).get().request_id == "r0"
 
 
-def test_a_standstill_is_told_within_five_seconds() -> None:
+def test_a_standstill_is_reported_within_five_seconds() -> None:
     """A request may wait for the catalogue and then for the ledger, or for its key."""
     assert READ_WAIT_S + RESERVE_TIMEOUT_S < 5
     assert max(LOOK_UP_TIMEOUT_S, FIRST_WAIT_S) < 5
@@ -233,7 +233,7 @@ def test_one_that_raises_what_is_no_exception_does_not_hold_up_the_others(
     assert [entry.request_id for entry in LedgerEntry.objects.using(using).all()] == ["r2"]
 
 
-def test_a_writer_that_breaks_goes_on(
+def test_a_writer_that_breaks_continues(
     using: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     id = make_budget(using)
@@ -278,7 +278,7 @@ def test_the_lease_stands_before_the_first_reservation(using: str, gateway: Gate
     assert GatewayLease.objects.using(using).get().lease_until_unix_s <= time.time()
 
 
-def test_a_flush_that_takes_too_long_says_so(gateway: Gateway) -> None:
+def test_a_flush_that_takes_too_long_reports_it(gateway: Gateway) -> None:
     gateway.flush()
     gateway.database.is_away = True
     gateway.writer.settle(settle(budgets=()))

@@ -45,12 +45,12 @@ def test_anthropic() -> None:
 
 
 def test_the_moment_is_the_one_meant() -> None:
-    said = dict(anthropic_headers(STATE))[b"anthropic-ratelimit-requests-reset"].decode()
-    moment = datetime.datetime.fromisoformat(said)
+    header = dict(anthropic_headers(STATE))[b"anthropic-ratelimit-requests-reset"].decode()
+    moment = datetime.datetime.fromisoformat(header)
     assert moment.timestamp() == 1_795_345_073  # 1 s after …071.25, rounded up
 
 
-def test_nothing_is_said_of_limits_that_are_not_there() -> None:
+def test_no_header_names_limits_that_are_not_there() -> None:
     assert openai_headers(NO_LIMITS) == anthropic_headers(NO_LIMITS) == []
     only_requests = LimitState(now_ms=0, requests=STATE.requests)
     assert len(openai_headers(only_requests)) == len(anthropic_headers(only_requests)) == 3

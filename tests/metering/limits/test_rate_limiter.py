@@ -84,7 +84,7 @@ async def test_one_command_a_request(client: redis.asyncio.Redis, link: RedisLin
     assert sent == {"cmdstat_evalsha": 5}
 
 
-async def test_what_is_left_is_told(clocked: RateLimiter, client: redis.asyncio.Redis) -> None:
+async def test_what_is_left_is_reported(clocked: RateLimiter, client: redis.asyncio.Redis) -> None:
     who = principal(
         key=RateLimits(requests_per_minute=60), account=RateLimits(tokens_per_minute=600)
     )
@@ -187,7 +187,7 @@ async def test_a_script_that_fails_half_way_has_charged_nothing(
     assert await contents(client) == before
 
 
-async def test_a_dead_gateways_seats_come_free(
+async def test_a_dead_gateways_slots_come_free(
     clocked: RateLimiter, client: redis.asyncio.Redis, link: RedisLink
 ) -> None:
     who = principal(account=RateLimits(max_concurrent=2))
@@ -204,7 +204,7 @@ async def test_a_dead_gateways_seats_come_free(
         await alive.acquire(who, "one more", 1)
 
 
-async def test_running_requests_have_their_seats_back_after_redis_was_lost(
+async def test_running_requests_have_their_slots_back_after_redis_was_lost(
     clocked: RateLimiter, client: redis.asyncio.Redis
 ) -> None:
     who = principal(key=RateLimits(max_concurrent=600), account=RateLimits(max_concurrent=700))
@@ -261,7 +261,7 @@ async def test_corrections(clocked: RateLimiter, client: redis.asyncio.Redis) ->
     assert await remaining("p4") == 880
 
 
-async def test_what_has_drained_is_not_given_back_again(
+async def test_what_has_drained_is_not_released_again(
     clocked: RateLimiter, client: redis.asyncio.Redis
 ) -> None:
     who = principal(account=RateLimits(tokens_per_minute=1000))

@@ -68,7 +68,7 @@ async def test_two_gateways_in_bursts_stay_under_the_limits(gateways: list[RateL
     assert len(admitted) >= 30 or sum(cost for _, cost in admitted) > 2500 - 200
 
 
-async def test_seats_are_never_more_than_there_are(
+async def test_slots_are_never_more_than_there_are(
     client: redis.asyncio.Redis, gateways: list[RateLimiter]
 ) -> None:
     who = principal(key=RateLimits(max_concurrent=3), account=RateLimits(max_concurrent=5))

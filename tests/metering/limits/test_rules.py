@@ -33,7 +33,7 @@ def test_subjects_are_those_with_limits() -> None:
     assert [str(subject) for subject in subjects_of(anonymous)] == ["account anonymous"]
 
 
-def test_the_tighter_of_key_and_account_is_told() -> None:
+def test_the_tighter_of_key_and_account_is_reported() -> None:
     counts = [Counts(3 * PARTS, 700 * PARTS, 0), Counts(0, 100 * PARTS, 1)]
     state = limit_state([KEY, ACCOUNT], counts, now_ms=5)
     assert state.requests == LimitStatus(limit=60, remaining=57, reset_ms=3000)
@@ -75,7 +75,7 @@ def test_the_limit_that_takes_longest_is_named(
     assert subject in str(error)
 
 
-def test_a_request_bigger_than_a_minute_is_told_so_and_not_to_come_back() -> None:
+def test_a_request_bigger_than_a_minute_is_refused_for_good() -> None:
     refuse_impossible([KEY, ACCOUNT], 600)
     with pytest.raises(RateLimitedError) as refused:
         refuse_impossible([KEY, ACCOUNT], 601)

@@ -113,7 +113,7 @@ class TestUsage:
     @pytest.mark.parametrize(
         "query", ["from=never", "from=2026-02-01&to=2026-01-01", "from=2001-01-01"]
     )
-    def test_a_period_that_is_none_is_said(self, alice: Client, query: str) -> None:
+    def test_a_period_that_is_none_is_reported(self, alice: Client, query: str) -> None:
         assert 'role="alert"' in text_of(alice, f"/usage/?{query}")
 
     def test_a_chart_has_the_days_without_usage(self) -> None:

@@ -53,15 +53,15 @@ def ran(situation: dict[str, Any], data_dir: Path) -> list[dict[str, Any]]:
 
 
 def problems_of(case: dict[str, Any]) -> str | None:
-    words, code, said = " ".join(case["words"]), case["code"], case["output"] + case["errors"]
-    if "Traceback (most recent call last)" in said:
-        return f"{words}: a traceback: {said[-600:]}"
+    words, code, printed = " ".join(case["words"]), case["code"], case["output"] + case["errors"]
+    if "Traceback (most recent call last)" in printed:
+        return f"{words}: a traceback: {printed[-600:]}"
     if code < 0:
         return f"{words}: it was ended by signal {-code}"
-    if "--help" in case["words"] and (code != 0 or "usage: " not in said):
-        return f"{words}: no help: {code}, {said[-200:]}"
-    if "--no-such-flag" in case["words"] and (code == 0 or "--no-such-flag" not in said):
-        return f"{words}: the flag is not refused by name: {code}, {said[-200:]}"
+    if "--help" in case["words"] and (code != 0 or "usage: " not in printed):
+        return f"{words}: no help: {code}, {printed[-200:]}"
+    if "--no-such-flag" in case["words"] and (code == 0 or "--no-such-flag" not in printed):
+        return f"{words}: the flag is not refused by name: {code}, {printed[-200:]}"
     if code != 0 and not case["errors"].strip() and case["words"][0] not in ("deploy_gate",):
         return f"{words}: it failed without a word on standard error"
     return None
@@ -129,19 +129,19 @@ def test_every_script_is_in_the_inventory() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments"), [(name, words) for name, calls in SCRIPTS.items() for words in calls]
 )
-def test_a_script_says_how_it_is_called(name: str, arguments: str) -> None:
+def test_a_script_prints_its_usage(name: str, arguments: str) -> None:
     done = script_run(name, *arguments.split())
-    said = done.stdout + done.stderr
-    assert "Traceback" not in said
-    assert said.strip()
+    printed = done.stdout + done.stderr
+    assert "Traceback" not in printed
+    assert printed.strip()
     if arguments == "--help" and done.returncode == 0:
-        assert "usage: " in said
+        assert "usage: " in printed
     else:
         assert done.returncode in (1, USAGE_CODE)
 
 
 @pytest.mark.parametrize("name", ["validate-neuron", "rolling-deploy"])
-def test_a_server_that_is_away_is_said(name: str) -> None:
+def test_a_server_that_is_away_is_reported(name: str) -> None:
     arguments = ["--upgrade", "true", "beast"] if name == "rolling-deploy" else ["beast"]
     done = script_run(name, *arguments, HELEXA_URL=f"http://127.0.0.1:{free_port()}")
     assert done.returncode == 1

@@ -68,9 +68,9 @@ class Newcomer:
             timeout=BLOCK_TIMEOUT_S,
             check=False,
         )
-        said = f"{text}\n--- exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-        assert done.returncode in exit_codes, said[-OUTPUT_TAIL_CHARACTERS:]
-        assert "Traceback" not in done.stderr, said[-OUTPUT_TAIL_CHARACTERS:]
+        report = f"{text}\n--- exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode in exit_codes, report[-OUTPUT_TAIL_CHARACTERS:]
+        assert "Traceback" not in done.stderr, report[-OUTPUT_TAIL_CHARACTERS:]
         return done.stdout
 
     @contextmanager

@@ -26,8 +26,8 @@ def shortened(line: str) -> str:
 @pytest.mark.parametrize("line", commands_of(BLOCK))
 def test_the_bench_measures_what_is_installed(line: str, tmp_path: Path) -> None:
     newcomer = Newcomer(linked_checkout(tmp_path / "helexa"), rewrites={}, environment={})
-    said = newcomer.run(shortened(line))
+    output = newcomer.run(shortened(line))
     if "run.json" in line:
-        said = (newcomer.folder / "run.json").read_text()
-        assert ROW in json.dumps(json.loads(said))
-    assert "decode" in said
+        output = (newcomer.folder / "run.json").read_text()
+        assert ROW in json.dumps(json.loads(output))
+    assert "decode" in output

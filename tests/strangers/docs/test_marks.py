@@ -67,7 +67,7 @@ def test_there_are_blocks() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_a_block_says_how_it_is_run(block: Block) -> None:
+def test_a_block_declares_how_it_is_run(block: Block) -> None:
     assert block.scenario or block.reason, (
         f"{block}: the line before it is neither <!-- run: SCENARIO --> nor "
         "<!-- not run: REASON -->"

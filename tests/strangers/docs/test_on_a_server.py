@@ -69,17 +69,17 @@ def manage(server: Serve, *words: str) -> str:
 
 @pytest.mark.parametrize("block", blocks_for("serve"), ids=str)
 def test_a_block_works_on_a_server(newcomer: Newcomer, block: Block) -> None:
-    said = newcomer.paste(block)
+    output = newcomer.paste(block)
     if "capital of France" in block.text:
-        assert "Paris" in said
+        assert "Paris" in output
 
 
 def test_the_bench_measures_reports_and_compares(newcomer: Newcomer) -> None:
     """Of one build there is nothing to compare yet, which is said with a code of its own."""
     (block,) = blocks_for("bench")
     for line in newcomer.text_of(block).splitlines():
-        said = newcomer.run(line, exit_codes=(0, NO_VERDICT) if "bench compare" in line else (0,))
-        assert said.strip() or "bench compare" in line, line
+        output = newcomer.run(line, exit_codes=(0, NO_VERDICT) if "bench compare" in line else (0,))
+        assert output.strip() or "bench compare" in line, line
 
 
 def test_the_models_file_can_be_imported(newcomer: Newcomer, tmp_path: Path) -> None:
@@ -87,6 +87,6 @@ def test_the_models_file_can_be_imported(newcomer: Newcomer, tmp_path: Path) -> 
     (block,) = blocks_for("models-file")
     file = tmp_path / "models.toml"
     file.write_text(newcomer.text_of(block))
-    said = newcomer.run(f"python3 manage.py models import {file}")
-    assert "qwen3-8b-gguf" in said
-    assert "gpt-4o-mini" in said
+    output = newcomer.run(f"python3 manage.py models import {file}")
+    assert "qwen3-8b-gguf" in output
+    assert "gpt-4o-mini" in output

@@ -52,8 +52,8 @@ def test_what_is_outside_is_refused_by_name(client: httpx.Client, path: str) -> 
         refused = ask(client, path, body_of(path, name, value))
         assert refused.status in (400, 422), (name, value, refused)
         assert refused.error is not None
-        said = f"{refused.error.get('param')} {refused.error['message']}"
-        assert name in said, (name, value, refused.error)
+        refusal = f"{refused.error.get('param')} {refused.error['message']}"
+        assert name in refusal, (name, value, refused.error)
 
 
 @pytest.mark.parametrize("path", FIELDS)
@@ -87,7 +87,7 @@ def texts(answer: Answer) -> list[str]:
     return [answer.choices[index].text for index in sorted(answer.choices)]
 
 
-def test_penalties_are_what_log_probabilities_say(client: httpx.Client) -> None:
+def test_penalties_are_as_in_the_log_probabilities(client: httpx.Client) -> None:
     """Over three hundred tokens, eight at once."""
     path = "/v1/chat/completions"
     plain = plain_body(path, max_tokens=300)

@@ -34,4 +34,6 @@ def _component_of(path: str) -> str:
 
 def _honoured(component: str) -> set[str]:
     properties = OPENAPI["components"]["schemas"][component]["properties"]
-    return {name for name, said in properties.items() if said.get("x-support") == "honoured"}
+    return {
+        name for name, declared in properties.items() if declared.get("x-support") == "honoured"
+    }

@@ -37,8 +37,8 @@ def test_every_two_fields_together(client: httpx.Client, path: str) -> None:
         else:
             assert answer.status in (400, 422), (pair, answer)
             assert answer.error is not None
-            said = f"{answer.error.get('param')} {answer.error['message']}"
-            assert any(name in said for name in pair), (pair, answer.error)
+            refusal = f"{answer.error.get('param')} {answer.error['message']}"
+            assert any(name in refusal for name in pair), (pair, answer.error)
         return answer
 
     with ThreadPoolExecutor(NUM_AT_ONCE) as pool:

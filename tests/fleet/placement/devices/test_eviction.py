@@ -135,8 +135,10 @@ def test_who_never_leaves(old, evictable: ReplicaView) -> None:
     decision = place(NEW, fleet(full(evictable)), catalogue=catalogue(NEW, old))
     assert isinstance(decision, Reject)
     assert decision.code == "not_enough_memory"
-    told = f"needs {12 * GIB:,} bytes of free memory on a, and {2 * GIB:,} are free on its cuda:0"
-    assert told in decision.message
+    refusal = (
+        f"needs {12 * GIB:,} bytes of free memory on a, and {2 * GIB:,} are free on its cuda:0"
+    )
+    assert refusal in decision.message
     assert decision.retry_after_s is not None
 
 
@@ -152,7 +154,7 @@ def test_nobody_leaves_for_a_model_of_unknown_size() -> None:
     assert decision == evicting()
 
 
-def test_nobody_leaves_where_nobody_says_what_models_are_worth() -> None:
+def test_nobody_leaves_where_no_report_says_what_models_are_worth() -> None:
     assert isinstance(place(NEW, fleet(full(replica("old")))), Reject)
 
 
@@ -174,7 +176,7 @@ def test_a_replica_on_two_cards_leaves_both() -> None:
     assert decision == expected
 
 
-def test_lost_its_room_is_placed_again_at_once() -> None:
+def test_lost_its_room_is_retried_elsewhere_at_once() -> None:
     from inference.protocol.load import LoadFailure
 
     lost = replica(

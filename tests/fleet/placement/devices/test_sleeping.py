@@ -244,7 +244,9 @@ def fleets(draw: st.DrawFn) -> FleetSnapshot:
             status = draw(
                 st.sampled_from([READY, READY, ASLEEP, ASLEEP, LOADING, FAILED, DRAINING])
             )
-            told = report(draw(st.sampled_from([4, 10])), draw(st.sampled_from([None, 0, 1])), 4)
+            load_report = report(
+                draw(st.sampled_from([4, 10])), draw(st.sampled_from([None, 0, 1])), 4
+            )
             found.append(
                 replica(
                     model,
@@ -252,7 +254,7 @@ def fleets(draw: st.DrawFn) -> FleetSnapshot:
                     on=name,
                     gib=1 if status is ASLEEP else 10,
                     host_memory_bytes=4 * GIB if status is ASLEEP else 0,
-                    report=told,
+                    report=load_report,
                     status_age_s=draw(st.sampled_from([1.0, 500.0])),
                     last_used_age_s=draw(st.sampled_from([0.5, 400.0])),
                     in_flight=draw(st.sampled_from([0, 2])) if status is READY else 0,

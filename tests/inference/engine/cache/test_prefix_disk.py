@@ -183,7 +183,7 @@ def remount_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["while it writes", "while it reads"])
-def test_a_disk_that_becomes_read_only_is_switched_off_and_answers_go_on(
+def test_a_disk_that_becomes_read_only_is_switched_off_and_answers_continue(
     llama: Pair, make: MakeEngine, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     first, second = prompt_of(llama, seed=1), prompt_of(llama, seed=2)

@@ -95,7 +95,7 @@ def test_a_sequence_holds_its_window_and_what_is_not_computed_yet() -> None:
     assert cache.admit(sequence) and sequence.num_dropped_blocks == 0
 
 
-def test_without_a_window_nothing_is_given_back() -> None:
+def test_without_a_window_nothing_is_released() -> None:
     cache = KVCache(num_blocks=16, block_tokens=4)
     sequence = sequence_of(40)
     assert cache.admit(sequence)

@@ -222,7 +222,7 @@ def test_no_more_sequences_run_than_have_slots() -> None:
     scheduler.check_integrity()
 
 
-def test_no_step_is_foreseen_while_the_last_may_have_to_be_run_again() -> None:
+def test_no_step_is_scheduled_ahead_while_the_last_may_have_to_be_run_again() -> None:
     scheduler = scheduler_of(1 + 2 * NUM_SEATS)
     scheduler.add(sequence_of([1] * 5))
     schedule = scheduler.schedule(FixedPace())

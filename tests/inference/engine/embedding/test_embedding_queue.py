@@ -102,7 +102,7 @@ def test_one_account_may_have_half_of_the_queue() -> None:
     assert not queue.is_full_for("other") and queue.has_room(10)
 
 
-def test_seats() -> None:
+def test_the_running_limit() -> None:
     """A job that has no seat waits, however well its inputs would fit in."""
     first = job("a", 10, 9)
     queue = queue_of(first, job("b", 10), max_started=1)

@@ -57,7 +57,7 @@ def test_places_of_texts_and_an_image() -> None:
     assert images.lag == 3
 
 
-def test_outputs_go_on_where_the_prompt_ends() -> None:
+def test_outputs_continue_where_the_prompt_ends() -> None:
     images = PromptImages([image(0, 1, 4)], 4, merge=2)
     assert images.lag == 0
     assert images.places(4, 6).tolist() == [[4, 5]] * 3

@@ -45,7 +45,7 @@ def test_a_load_reports_what_it_stores(
     assert per_block == ratio * exact.kv_bytes / exact.num_kv_blocks
 
 
-def test_a_path_that_was_not_foreseen_may_not_have_it(
+def test_a_path_without_the_feature_may_not_have_it(
     tiny_model_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

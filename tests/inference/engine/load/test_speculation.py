@@ -30,7 +30,7 @@ def test_recurrent_layers_have_them_too() -> None:
     assert "up to 8" in speculation_in_words(spec, HYBRID)
 
 
-def test_a_sliding_window_has_no_draft_model_and_the_report_says_why() -> None:
+def test_a_sliding_window_has_no_draft_model_and_the_report_names_the_reason() -> None:
     windowed = replace(HYBRID, mixers=None, sliding_window=32)
     spec = spec_of(speculation="draft_model", draft_model="path:/d")
     assert "none: " in speculation_in_words(spec, windowed)

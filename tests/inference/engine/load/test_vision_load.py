@@ -48,7 +48,7 @@ def loaded(directory: Path, data_dir: Path) -> LoadedEngine:
     return load_engine(spec, data_dir, lambda _: None, check_when_idle=True)
 
 
-def test_a_picture_through_a_loaded_model(
+def test_an_image_through_a_loaded_model(
     directory: Path, tmp_path: Path, native_cache_dir: Path
 ) -> None:
     pillow = pytest.importorskip("PIL.Image")
@@ -96,7 +96,7 @@ def test_without_pillow_it_is_a_text_model(
     assert "no images: Pillow is not installed" in found.report.quantization
 
 
-def test_the_trial_runs_the_largest_picture(directory: Path, tmp_path: Path) -> None:
+def test_the_trial_runs_the_largest_image(directory: Path, tmp_path: Path) -> None:
     model = tiny_vision.on_torch(directory, tmp_path)
     tower = model.tower
     assert tower is not None

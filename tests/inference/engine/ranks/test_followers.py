@@ -62,7 +62,7 @@ def test_none_stays_where_one_cannot_be_started(processes: Processes) -> None:
     assert process.returncode is not None
 
 
-def test_none_stays_where_one_cannot_be_told(
+def test_none_stays_where_one_cannot_be_reported(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def send(channel: Channel, payload: bytes) -> None:

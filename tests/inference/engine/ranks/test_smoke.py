@@ -22,7 +22,7 @@ def test_devices(num_ranks, kind, cards, num_cards: int, expected: list[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "kind", "cards", "num_cards", "said"),
+    ("num_ranks", "kind", "cards", "num_cards", "expected_error"),
     [
         (2, "cuda", None, 0, "this host has no CUDA devices, and 2 ranks need one each"),
         (2, None, "0,1", 1, "this host has 1 CUDA device, and 2 ranks need one each"),
@@ -33,8 +33,10 @@ def test_devices(num_ranks, kind, cards, num_cards: int, expected: list[str]) ->
         (1, None, None, 2, "at least 2 ranks"),
     ],
 )
-def test_devices_that_are_not_here(num_ranks, kind, cards, num_cards: int, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_devices_that_are_not_here(
+    num_ranks, kind, cards, num_cards: int, expected_error: str
+) -> None:
+    with pytest.raises(ValueError, match=expected_error):
         chosen_devices(num_ranks, kind, cards, num_cards)
 
 

@@ -64,7 +64,7 @@ def test_equal_texts_are_compiled_once_and_the_oldest_is_dropped(
     "text",
     ["", "no grammar", '{"grammars": []}', '{"grammars": [{"json_schema": {"type": "nothing"}}]}'],
 )
-def test_what_is_no_grammar_says_why(compiler: GrammarCompiler, text: str) -> None:
+def test_what_is_no_grammar_names_the_reason(compiler: GrammarCompiler, text: str) -> None:
     error = compiler.compile(text).exception()
     assert isinstance(error, GrammarError)
     assert str(error) and "\n" not in str(error)

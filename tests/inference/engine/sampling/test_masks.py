@@ -101,7 +101,9 @@ def test_stop_token_that_is_no_end_needs_the_grammar(compiler: GrammarCompiler) 
     assert follow(Sampler(VOCAB_SIZE), sequence, id_of("b")).token_ids == [id_of("a")]
 
 
-def test_ignoring_the_end_goes_on_until_the_grammar_is_complete(compiler: GrammarCompiler) -> None:
+def test_ignoring_the_end_continues_until_the_grammar_is_complete(
+    compiler: GrammarCompiler,
+) -> None:
     sampler = Sampler(VOCAB_SIZE)
     sequence = bound(compiler, lark("/a{1,3}/"), stop_token_ids=[])
     complete = [bool(follow(sampler, sequence, END_ID).complete) for _ in range(3)]

@@ -80,7 +80,7 @@ def test_every_token_but_the_first(llama: Any) -> None:
 
 
 @torch.inference_mode()
-def test_transformers_say_the_same(llama: Any) -> None:
+def test_transformers_compute_the_same(llama: Any) -> None:
     """In chunks, and ranks as far as rounding leaves them."""
     reference = llama.reference(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
     engine = engine_for(llama, chunk_tokens=37)
@@ -107,13 +107,13 @@ def test_steps_are_small_and_the_answer_is_the_same(llama: Any) -> None:
     submit(engine, "b", PROMPT[::-1], prompt_logprobs=0)
     first = engine.step().outputs
     steps = [output for output in first if isinstance(output, SequenceStep)]
-    told = {step.sequence_id: len(step.prompt_logprobs or []) for step in steps}
-    assert 0 < sum(told.values()) <= SCORED_TOKENS_PER_STEP
+    num_scores = {step.sequence_id: len(step.prompt_logprobs or []) for step in steps}
+    assert 0 < sum(num_scores.values()) <= SCORED_TOKENS_PER_STEP
     scored, tokens = drain(engine)
     assert tokens["a"] == plain["plain"]
-    assert len(scored["a"]) == len(PROMPT) - 1 - told["a"]
+    assert len(scored["a"]) == len(PROMPT) - 1 - num_scores["a"]
     assert values(scored["b"]) == pytest.approx(
-        expected(llama, PROMPT[::-1])[told.get("b", 0) :], abs=2e-3
+        expected(llama, PROMPT[::-1])[num_scores.get("b", 0) :], abs=2e-3
     )
 
 
@@ -138,7 +138,7 @@ def test_prompt_of_one_token_has_none(llama: Any) -> None:
     chunk_tokens=st.integers(7, 64),
     data=st.data(),
 )
-def test_chunks_and_preemption_tell_each_token_once(
+def test_chunks_and_preemption_report_each_token_once(
     llama: Any, lengths: list[int], chunk_tokens: int, data: st.DataObject
 ) -> None:
     """Few blocks, so that sequences lose theirs and are computed again."""

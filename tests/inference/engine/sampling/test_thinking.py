@@ -37,7 +37,7 @@ def test_block_that_closes_in_time_is_left_alone() -> None:
     assert forced_after(limit, [WORD, WORD, CLOSE, WORD, WORD, WORD]) == [None] * 7
 
 
-def test_block_opened_again_goes_on_counting() -> None:
+def test_block_opened_again_continues_counting() -> None:
     limit = ThinkingLimit(max_tokens=2, end_token_id=CLOSE, start_token_id=OPEN)
     forced = forced_after(limit, [OPEN, WORD, CLOSE, OPEN, WORD])
     assert forced == [None, None, None, None, None, CLOSE]

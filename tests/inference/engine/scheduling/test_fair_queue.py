@@ -100,7 +100,7 @@ TestFairQueue.settings = settings(max_examples=40, stateful_step_count=40, deadl
     ),
     weights=st.fixed_dictionaries({name: st.integers(1, 4) for name in "abc"}),
 )
-def test_accounts_that_both_wait_get_what_their_weights_say(
+def test_accounts_that_both_wait_get_their_weights_shares(
     costs: list[tuple[str, int]], weights: dict[str, int]
 ) -> None:
     queue: FairQueue[Job] = FairQueue()

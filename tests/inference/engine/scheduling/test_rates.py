@@ -35,7 +35,7 @@ def test_deep_chunks_are_slower_and_do_not_look_so() -> None:
     assert average.speed.token_s == pytest.approx(MEASURED.token_s)
 
 
-def test_small_remainders_say_nothing() -> None:
+def test_small_remainders_prove_nothing() -> None:
     average = PrefillAverage(MEASURED)
     average.record([(0, 5)], 100.0)
     average.record([], 100.0)

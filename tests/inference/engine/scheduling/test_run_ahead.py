@@ -207,7 +207,7 @@ def test_steady_decoding_is_always_one_step_ahead() -> None:
     assert client.device.num_rows_in_vain <= 1
 
 
-def test_one_step_ahead_where_the_pace_leaves_no_seat_to_who_waits() -> None:
+def test_one_step_ahead_where_the_pace_leaves_no_slot_to_who_waits() -> None:
     """The operator's limit has seats left; the device's pace has none."""
     client = Client(max_running=64, target_step_s=0.1)
     num_seats = client.engine._times.pacer.num_seats
@@ -281,7 +281,7 @@ def test_who_lacked_blocks_starts_once_they_are_free() -> None:
     assert client.ended_in == {"s0": 30, "s1": 3, "s2": 5}, "one was launched in between"
 
 
-def test_a_long_prompt_goes_on_beside_who_decodes() -> None:
+def test_a_long_prompt_continues_beside_who_decodes() -> None:
     client = Client(prefill_tokens_per_step=4)
     client.submit([0, 1], 15)
     client.step()

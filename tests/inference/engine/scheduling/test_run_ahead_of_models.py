@@ -98,8 +98,8 @@ def test_a_step_that_raises_is_run_again_without_who_left_meanwhile(llama: Any) 
     before = [faulty.engine.step() for _ in range(4)]
     faulty.engine.cancel(CancelSequence(sequence_id="leaves"))
     tokens, failed = drained(faulty.engine)
-    told = [o for outputs in before for o in outputs.outputs if isinstance(o, SequenceStep)]
-    early = [t for o in told if o.sequence_id == "second" for t in o.token_ids]
+    reported = [o for outputs in before for o in outputs.outputs if isinstance(o, SequenceStep)]
+    early = [t for o in reported if o.sequence_id == "second" for t in o.token_ids]
     assert failed == {"bad": "engine_error"}
     assert early + tokens["second"] == undisturbed["second"]
     assert set(tokens) == {"second"}

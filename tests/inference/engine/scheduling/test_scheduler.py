@@ -284,7 +284,7 @@ def test_a_choice_may_start_as_soon_as_the_first_decodes() -> None:
     assert not choice.is_held
 
 
-def test_fewer_seats_keep_new_ones_waiting_and_evict_nobody() -> None:
+def test_fewer_slots_keep_new_ones_waiting_and_evict_nobody() -> None:
     scheduler = Scheduler(KVCache(16, BLOCK_TOKENS), SchedulerLimits())
     sequences = [sequence_of(arrival, [arrival] * 2) for arrival in range(1, 5)]
     for sequence in sequences:

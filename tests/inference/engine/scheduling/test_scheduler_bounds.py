@@ -92,7 +92,7 @@ def test_a_step_holds_its_prompt_tokens_and_no_more(
         (64, [("a", 48, 80, True), ("b", 48, 80, True)]),
     ],
 )
-def test_prompts_under_way_go_on_before_others_begin(
+def test_prompts_under_way_continue_before_others_begin(
     tokens: int, wanted: list[tuple[str, int, int, bool]]
 ) -> None:
     scheduler = scheduler_of([sequence_of("a", 80), sequence_of("b", 80)])
@@ -103,7 +103,7 @@ def test_prompts_under_way_go_on_before_others_begin(
     assert chunks(scheduler.schedule(FixedPace(tokens=tokens))) == wanted
 
 
-def test_a_prompt_that_goes_on_takes_the_whole_budget() -> None:
+def test_a_prompt_that_continues_takes_the_whole_budget() -> None:
     """What its even share leaves would only begin another with a few rows."""
     scheduler = scheduler_of([sequence_of("a", 100), sequence_of("b", 8)])
     assert chunks(step(scheduler, FixedPace(tokens=60))) == [("a", 0, 64 - 16, False)]
@@ -116,9 +116,7 @@ def test_a_prompt_that_goes_on_takes_the_whole_budget() -> None:
 @pytest.mark.parametrize(
     ("pace_seats", "max_running", "num_seats"), [(1, 9, 1), (3, 9, 3), (9, 2, 2), (9, 9, 4)]
 )
-def test_as_many_sit_down_as_there_are_seats(
-    pace_seats: int, max_running: int, num_seats: int
-) -> None:
+def test_as_many_run_as_there_are_slots(pace_seats: int, max_running: int, num_seats: int) -> None:
     scheduler = scheduler_of((sequence_of(name, 2) for name in "abcd"), max_running=max_running)
     step(scheduler, FixedPace(tokens=100, num_seats=pace_seats))
     assert len(scheduler.running) == num_seats
@@ -149,7 +147,7 @@ def test_the_queue_is_as_deep_as_it_may_be() -> None:
     assert not scheduler.is_full
 
 
-def test_seats_are_no_promise_while_blocks_are_short() -> None:
+def test_slots_are_no_promise_while_blocks_are_short() -> None:
     large, waiting = sequence_of("a", 28), sequence_of("b", 8)
     scheduler = scheduler_of([large, waiting], num_blocks=8, max_running=6)
     step(scheduler)
@@ -178,7 +176,7 @@ def test_one_account_s_places_are_half_of_an_odd_queue_too() -> None:
     assert scheduler.is_full_for("a") and not scheduler.is_full_for("b")
 
 
-def test_who_has_a_seat_promised_is_not_overdue() -> None:
+def test_who_has_a_slot_promised_is_not_overdue() -> None:
     scheduler = scheduler_of(max_running=2)
     late = [sequence_of(f"q{index}", 2, deadline_s=5.0) for index in range(1, 5)]
     for sequence in late:

@@ -57,7 +57,7 @@ def test_settles_where_a_full_step_takes_the_target(cost: Cost, expected: int) -
     assert seats == sorted(seats)
 
 
-def test_a_fast_machine_has_all_its_seats_after_a_few_steps() -> None:
+def test_a_fast_machine_has_all_its_slots_after_a_few_steps() -> None:
     assert run_full(pacer_for(), gpu, 5)[-1] == MAX_SEATS
 
 
@@ -69,7 +69,7 @@ def test_noise_moves_it_a_little() -> None:
     assert all(abs(after - before) <= 12 for before, after in pairwise(seats))
 
 
-def test_a_few_rows_take_no_seats_away() -> None:
+def test_a_few_rows_take_no_slots_away() -> None:
     pacer = pacer_for()
     settled = run_full(pacer, cpu, 40)[-1]
     for _ in range(100):
@@ -77,7 +77,7 @@ def test_a_few_rows_take_no_seats_away() -> None:
     assert pacer.num_seats == settled
 
 
-def test_a_machine_that_gets_slower_has_fewer_seats() -> None:
+def test_a_machine_that_gets_slower_has_fewer_slots() -> None:
     pacer = pacer_for()
     run_full(pacer, cpu, 40)
     assert run_full(pacer, lambda rows: 2 * cpu(rows), 40)[-1] == pytest.approx(32, abs=3)
@@ -91,7 +91,7 @@ def test_one_slow_step_is_no_news() -> None:
     assert run_full(pacer, cpu, 12)[-1] == pytest.approx(settled, abs=3)
 
 
-def test_more_rows_than_seats_only_bring_them_down_to_what_fits() -> None:
+def test_more_rows_than_slots_only_bring_them_down_to_what_fits() -> None:
     """After a slowdown those that run still do: the estimate is of the machine, not of them."""
     pacer = pacer_for()
     for _ in range(40):
@@ -99,7 +99,7 @@ def test_more_rows_than_seats_only_bring_them_down_to_what_fits() -> None:
     assert pacer.num_seats == pytest.approx(64, abs=3)
 
 
-def test_operator_who_wants_few_seats_has_them() -> None:
+def test_operator_who_wants_few_slots_has_them() -> None:
     assert pacer_for(max_seats=1).num_seats == 1
     assert run_full(pacer_for(max_seats=20), gpu, 20)[-1] == 20
 
@@ -115,7 +115,7 @@ def test_mixed_steps_take_the_target_together(num_rows: int) -> None:
     assert SMALLEST_CHUNK < num_tokens < MAX_TOKENS
 
 
-def test_a_full_house_still_lets_prompts_through() -> None:
+def test_a_full_running_limit_still_lets_prompts_through() -> None:
     pacer = pacer_for()
     settled = run_full(pacer, cpu, 40)[-1]
     assert pacer.prefill_tokens(settled) == SMALLEST_CHUNK

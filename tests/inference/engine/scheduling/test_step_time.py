@@ -80,7 +80,7 @@ def test_chunks_take_the_target_where_they_can(unpacking_s: float, num_rows: int
     assert card.seconds(num_rows, num_tokens) == pytest.approx(TARGET_S, rel=0.1)
 
 
-def test_prompts_take_no_seats_from_who_decodes() -> None:
+def test_prompts_take_no_slots_from_who_decodes() -> None:
     """A step's time beyond what its rows take is the prompt's."""
     card = Card(0.3)
     assert settled(card, 16)[0].num_seats > 100

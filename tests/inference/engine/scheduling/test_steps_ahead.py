@@ -13,7 +13,7 @@ from tests.inference.engine.scheduling.small_scheduler import (
 from tests.inference.engine.scheduling.test_scheduler import COMPILED, FixedPace
 
 
-def test_a_step_ahead_has_a_row_for_each_that_goes_on() -> None:
+def test_a_step_ahead_has_a_row_for_each_that_continues() -> None:
     long, short = sequence_of("a", 3, 9), sequence_of("b", 3, 2)
     scheduler = scheduler_of([long, short])
     schedule = scheduler.schedule(PACE)
@@ -30,7 +30,7 @@ def test_no_step_ahead_where_everybody_ends() -> None:
     assert scheduler.foresee(scheduler.schedule(PACE), PACE) is None
 
 
-def test_no_step_ahead_of_a_prompt_that_goes_on() -> None:
+def test_no_step_ahead_of_a_prompt_that_continues() -> None:
     scheduler = scheduler_of([sequence_of("a", 3), sequence_of("b", 60)])
     assert scheduler.foresee(scheduler.schedule(FixedPace(tokens=16)), PACE) is None
 
@@ -45,7 +45,7 @@ def test_no_step_ahead_without_a_block_for_each() -> None:
 
 
 @pytest.mark.parametrize(("max_running", "is_ahead"), [(1, True), (2, False), (3, False)])
-def test_no_step_ahead_of_who_has_a_seat_and_blocks(max_running: int, is_ahead: bool) -> None:
+def test_no_step_ahead_of_who_has_a_slot_and_blocks(max_running: int, is_ahead: bool) -> None:
     scheduler = scheduler_of([sequence_of("a", 3)], max_running=max_running)
     schedule = scheduler.schedule(PACE)
     scheduler.add(sequence_of("b", 3))

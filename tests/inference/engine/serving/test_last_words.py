@@ -34,7 +34,7 @@ class ToldToStop:
         pass
 
 
-def test_a_fault_that_another_thread_tells_of_has_the_last_word() -> None:
+def test_a_fault_that_another_thread_reports_wins() -> None:
     codes: list[EngineExit] = []
 
     def run() -> None:

@@ -47,16 +47,16 @@ def step(*outputs: Any, number: int = 0) -> StepOutputs:
 
 class Neuron:
     def __init__(self) -> None:
-        self.told: list[StepOutputs] = []
-        self.batcher = OutputBatcher(self.told.append)
+        self.sent: list[StepOutputs] = []
+        self.batcher = OutputBatcher(self.sent.append)
         self.batcher.record_sent(0.0)
 
     @property
     def sizes(self) -> list[int]:
-        return [len(message.outputs) for message in self.told]
+        return [len(message.outputs) for message in self.sent]
 
 
-def test_short_steps_are_told_together_and_no_token_is_held_too_long() -> None:
+def test_short_steps_are_reported_together_and_no_token_is_held_too_long() -> None:
     neuron, now_s, made_s = Neuron(), 0.0, []
     for _ in range(100):
         now_s += 0.003
@@ -67,7 +67,7 @@ def test_short_steps_are_told_together_and_no_token_is_held_too_long() -> None:
     assert set(neuron.sizes) == {6}
 
 
-def test_long_steps_are_told_each() -> None:
+def test_long_steps_are_reported_each() -> None:
     neuron = Neuron()
     for number in range(1, 6):
         neuron.batcher.add(step(TOKEN), now_s=0.015 * number, next_step_s=0.015)
@@ -75,16 +75,16 @@ def test_long_steps_are_told_each() -> None:
 
 
 @pytest.mark.parametrize("output", [FIRST, LAST, FAILED, CANCELLED])
-def test_what_is_waited_for_is_told_at_once(output: Any) -> None:
+def test_what_is_waited_for_is_reported_at_once(output: Any) -> None:
     neuron = Neuron()
     neuron.batcher.add(step(TOKEN), now_s=0.001, next_step_s=0.001)
-    assert neuron.told == []
+    assert neuron.sent == []
     neuron.batcher.add(step(TOKEN, output, number=7), now_s=0.002, next_step_s=0.001)
-    (message,) = neuron.told
+    (message,) = neuron.sent
     assert message == step(TOKEN, TOKEN, output, number=7), "in order, with the newest stats"
 
 
-def test_what_is_held_can_be_told() -> None:
+def test_what_is_held_can_be_reported() -> None:
     neuron = Neuron()
     neuron.batcher.flush(0.001)
     neuron.batcher.add(step(TOKEN), now_s=0.001, next_step_s=0.001)
@@ -93,11 +93,11 @@ def test_what_is_held_can_be_told() -> None:
     assert neuron.sizes == [1]
 
 
-def test_steps_without_tokens_are_told_of_now_and_then() -> None:
+def test_steps_without_tokens_are_reported_now_and_then() -> None:
     neuron = Neuron()
     for number in range(1, 31):
         neuron.batcher.add(step(number=number), now_s=0.1 * number, next_step_s=0.1)
-    assert [message.stats.in_flight for message in neuron.told] == [10, 20, 30]
+    assert [message.stats.in_flight for message in neuron.sent] == [10, 20, 30]
     assert neuron.batcher.is_quiet(3.0 + STATS_INTERVAL_S)
     neuron.batcher.record_sent(3.5)
     assert not neuron.batcher.is_quiet(3.0 + STATS_INTERVAL_S)
@@ -111,16 +111,16 @@ def test_nothing_is_lost_or_moved(steps: Any) -> None:
         outputs = [] if output is None else [output]
         neuron.batcher.add(step(*outputs), now_s=now_s, next_step_s=step_s)
     neuron.batcher.flush(now_s)
-    assert [o for message in neuron.told for o in message.outputs] == [o for o, _ in steps if o]
+    assert [o for message in neuron.sent for o in message.outputs] == [o for o, _ in steps if o]
 
 
-def test_an_engine_says_when_prompts_make_its_steps_long() -> None:
+def test_an_engine_reports_when_prompts_make_its_steps_long() -> None:
     scheduler = Scheduler(KVCache(40, BLOCK_TOKENS), SchedulerLimits(prefill_tokens_per_step=4))
     engine = Engine(FakeDevice(), scheduler, EngineLimits(context_tokens=40, vocab_size=VOCAB_SIZE))
-    said = [engine.has_prompts]
+    reported = [engine.has_prompts]
     params = SamplingParams(max_tokens=3, temperature=0.0)
     engine.submit(SubmitSequence(sequence_id="s", token_ids=[0] * 6, params=params))
     while engine.has_work:
-        said.append(engine.has_prompts)
+        reported.append(engine.has_prompts)
         engine.step()
-    assert said == [False, True, True, False, False]
+    assert reported == [False, True, True, False, False]

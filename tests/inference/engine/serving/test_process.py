@@ -166,7 +166,7 @@ def test_ends_with_its_neuron(tiny_model_dir: Path, data_dir: Path) -> None:
         assert engine.process.wait(EXIT_TIMEOUT_S) == 2
 
 
-def test_load_that_fails_says_why_and_exits(tmp_path: Path, data_dir: Path) -> None:
+def test_load_that_fails_names_the_reason_and_exits(tmp_path: Path, data_dir: Path) -> None:
     with started(f"path:{tmp_path / 'nothing-here'}", data_dir) as engine:
         failed = engine.wait_loaded()
         assert isinstance(failed, LoadFailedMessage)

@@ -137,7 +137,7 @@ def test_drafts_end_before_the_last_token() -> None:
     assert most_drafts(sequence_of("a", [1, 2], max_tokens=9, min_tokens=3)) == 0
 
 
-def test_a_sequence_that_never_repeats_as_foreseen_is_left_alone() -> None:
+def test_a_sequence_that_never_repeats_as_predicted_is_left_alone() -> None:
     """The same pair is followed by something else each time: soon nothing is run; and proposals
     that are not run still count, so that it is noticed when they come true."""
     speculator = LookupSpeculator()

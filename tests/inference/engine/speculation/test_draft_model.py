@@ -133,15 +133,18 @@ def test_choices_of_one_request(llama: Pair) -> None:
 def test_cancelled_between_drafts(llama: Pair, plain: dict[str, Answer]) -> None:
     engine = engine_for(llama, None, draft_model=llama.model)
     submit_all(engine, ["greedy", "drawn"])
-    told: dict[str, list[int]] = {"greedy": [], "drawn": []}
-    while len(told["greedy"]) < 20:
+    answers_by_sampling: dict[str, list[int]] = {"greedy": [], "drawn": []}
+    while len(answers_by_sampling["greedy"]) < 20:
         for output in engine.step().outputs:
             assert isinstance(output, SequenceStep)
-            told[output.sequence_id] += output.token_ids
+            answers_by_sampling[output.sequence_id] += output.token_ids
     engine.cancel(CancelSequence(sequence_id="greedy"))
     (cancelled,) = engine.take_outputs().outputs
     assert isinstance(cancelled, SequenceCancelled)
-    assert told["drawn"] + answers_of(engine)["drawn"].token_ids == plain["drawn"].token_ids
+    assert (
+        answers_by_sampling["drawn"] + answers_of(engine)["drawn"].token_ids
+        == plain["drawn"].token_ids
+    )
 
 
 @NATIVE

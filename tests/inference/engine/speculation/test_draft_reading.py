@@ -88,7 +88,7 @@ def test_a_prompt_is_read_and_then_only_what_is_new() -> None:
     assert set(bench.drafter.starts[1:]) == {2}
 
 
-def test_tokens_that_were_not_foreseen_are_read_anew() -> None:
+def test_tokens_that_were_not_predicted_are_read_again() -> None:
     bench = Bench(20)
     bench.step()
     bench.step(came=[99])

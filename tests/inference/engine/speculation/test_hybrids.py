@@ -93,7 +93,7 @@ def test_prompts_that_come_while_states_lag(native: Hybrid, plain: dict[str, Ans
     assert {name: answer.token_ids for name, answer in found.items()} == expected
 
 
-def test_the_next_turn_goes_on_from_a_state_that_lacks_nothing(native: Hybrid) -> None:
+def test_the_next_turn_continues_from_a_state_that_lacks_nothing(native: Hybrid) -> None:
     def turns(speculator: Speculator | None) -> list[list[int]]:
         engine = engine_for(native, speculator)
         prompt, answers = prompt_of("a long conversation") * 3, []

@@ -39,7 +39,7 @@ def test_the_last_of_equals() -> None:
     assert proposal is not None and proposal.token_ids == [40]
 
 
-def test_a_text_that_goes_in_circles_goes_on() -> None:
+def test_a_text_that_goes_in_circles_continues() -> None:
     proposal = PromptLookup().propose([4, 5, 6, 4, 5, 6, 4], 8)
     assert proposal is not None
     assert proposal.token_ids == [5, 6, 4, 5, 6, 4, 5, 6]

@@ -285,13 +285,16 @@ def test_rows_that_are_no_numbers_fail_their_own_sequence(
 def test_cancelled_between_runs(llama: Any, plain: dict[str, Answer]) -> None:
     engine = engine_for(llama, script(plain))
     submit_all(engine, ["greedy", "drawn"])
-    told: dict[str, list[int]] = {"greedy": [], "drawn": []}
-    while len(told["greedy"]) < 20:
+    answers_by_sampling: dict[str, list[int]] = {"greedy": [], "drawn": []}
+    while len(answers_by_sampling["greedy"]) < 20:
         for output in engine.step().outputs:
             assert isinstance(output, SequenceStep)
-            told[output.sequence_id] += output.token_ids
+            answers_by_sampling[output.sequence_id] += output.token_ids
     engine.cancel(CancelSequence(sequence_id="greedy"))
     (cancelled,) = engine.take_outputs().outputs
     assert isinstance(cancelled, SequenceCancelled)
-    assert cancelled.used.num_output_tokens == len(told["greedy"])
-    assert told["drawn"] + answers_of(engine)["drawn"].token_ids == plain["drawn"].token_ids
+    assert cancelled.used.num_output_tokens == len(answers_by_sampling["greedy"])
+    assert (
+        answers_by_sampling["drawn"] + answers_of(engine)["drawn"].token_ids
+        == plain["drawn"].token_ids
+    )

@@ -64,7 +64,7 @@ async def batch_once(client: AsgiClient, path: str, holds: Callable[[Any], bool]
     return batch
 
 
-async def test_a_batch_goes_on_where_another_gateway_left_it(
+async def test_a_batch_continues_where_another_gateway_left_it(
     make_client: MakeClient, neuron: FakeNeuron, tmp_path: Path, kept: DatabaseThreads
 ) -> None:
     """Of which one request is answered, and another one half written down."""
@@ -87,7 +87,7 @@ async def test_a_batch_goes_on_where_another_gateway_left_it(
     other = await client.post("/v1/files", None, headers=KEYED)
     assert other.status == 400, "a form is wanted"
     await wake(client)
-    batch = await batch_once(client, path, lambda told: told["status"] == "completed")
+    batch = await batch_once(client, path, lambda answer: answer["status"] == "completed")
     assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
     ran = [frame.request for frame in neuron.frames if isinstance(frame, Submit)]
     assert len(ran) == 2, "the one that was answered is left alone"
@@ -115,7 +115,7 @@ async def test_a_batch_whose_input_was_deleted_has_failed(
     await wake(client)
     path = f"/v1/batches/{fields['id']}"
     open_statuses = ("validating", "in_progress")
-    batch = await batch_once(client, path, lambda told: told["status"] not in open_statuses)
+    batch = await batch_once(client, path, lambda answer: answer["status"] not in open_statuses)
     assert (batch["status"], batch["output_file_id"]) == ("failed", names[1])
     assert batch["errors"]["data"][0]["message"] == "The input file was deleted."
     assert batch["request_counts"] == {"total": 3, "completed": 1, "failed": 0}
@@ -131,9 +131,9 @@ async def test_gateways_that_share_a_directory_serve_each_others_files(
     body = {"requests": [{"custom_id": "a", "params": asked}]}
     made = (await one.post("/v1/messages/batches", body, headers=KEYED)).json
     path = f"/v1/messages/batches/{made['id']}"
-    await batch_once(other, path, lambda told: told["processing_status"] == "ended")
-    told = await other.open("GET", f"{path}/results", headers=KEYED).finish()
-    assert json.loads(told.body)["result"]["type"] == "succeeded"
+    await batch_once(other, path, lambda answer: answer["processing_status"] == "ended")
+    answer = await other.open("GET", f"{path}/results", headers=KEYED).finish()
+    assert json.loads(answer.body)["result"]["type"] == "succeeded"
     # Where nothing is shared that is said, and no empty answer is given.
     refused = await alone.open("GET", f"{path}/results", headers=KEYED).finish()
     assert (refused.status, "HELEXA_FILES_DIR" in refused.json["error"]["message"]) == (503, True)

@@ -197,13 +197,13 @@ async def test_anthropics_batch_runs(
         "canceled": 0,
         "expired": 0,
     }
-    told = {one.custom_id: one.result async for one in await batches.results(made.id)}
-    assert told["a"].type == "succeeded"
-    assert told["a"].message.content[0].to_dict() == {
+    results_by_id = {one.custom_id: one.result async for one in await batches.results(made.id)}
+    assert results_by_id["a"].type == "succeeded"
+    assert results_by_id["a"].message.content[0].to_dict() == {
         "type": "text",
         "text": "The capital is Paris.",
     }
-    assert told["refuse-me"].type == "errored"
+    assert results_by_id["refuse-me"].type == "errored"
     assert [one.id async for one in batches.list()] == [made.id]
     assert (await batches.delete(made.id)).id == made.id
     with pytest.raises(anthropic.NotFoundError):
@@ -221,7 +221,7 @@ async def test_a_batch_is_cancelled(sdk: openai.AsyncOpenAI, neuron: FakeNeuron)
     assert (ended.status, ended.output_file_id) == ("cancelled", None)
 
 
-async def test_an_answer_that_is_written_while_its_batch_is_cancelled_is_told_once(
+async def test_an_answer_that_is_written_while_its_batch_is_cancelled_is_reported_once(
     anthropic_sdk: anthropic.AsyncAnthropic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = anthropic_sdk.messages.batches
@@ -249,8 +249,10 @@ async def test_an_answer_that_is_written_while_its_batch_is_cancelled_is_told_on
     may_write.set()
     ended = await until_messages_ended(anthropic_sdk, made.id)
     assert (ended.request_counts.succeeded, ended.request_counts.canceled) == (1, 0)
-    told = [(one.custom_id, one.result.type) async for one in await batches.results(made.id)]
-    assert told == [("a", "succeeded")]
+    results_by_id = [
+        (one.custom_id, one.result.type) async for one in await batches.results(made.id)
+    ]
+    assert results_by_id == [("a", "succeeded")]
 
 
 async def test_a_request_waits_while_others_do(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:

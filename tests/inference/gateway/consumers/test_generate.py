@@ -64,7 +64,7 @@ async def test_streams(client: AsgiClient, neuron: FakeNeuron) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_streams_tell_their_usage_unasked_where_the_operator_wants_it(
+async def test_streams_report_their_usage_unasked_where_the_operator_wants_it(
     gateway: Gateway, client: AsgiClient, neuron: FakeNeuron
 ) -> None:
     """HELEXA_ALWAYS_STREAM_USAGE: for clients that track their context without asking."""
@@ -144,8 +144,8 @@ async def test_a_model_is_loaded_on_demand_and_the_stream_kept_alive(
     neuron.status = None
     await neuron.beat()
     exchange = client.open("POST", CHAT, ask(stream=True))
-    told = b": waiting: tiny is loading on beast\n\n"
-    await exchange.until(told + told)
+    comment = b": waiting: tiny is loading on beast\n\n"
+    await exchange.until(comment + comment)
     assert exchange.status == 200
     assert catalogue.loads == [("tiny", "beast")]
     neuron.status = ReplicaStatus.LOADING
@@ -158,7 +158,7 @@ async def test_a_model_is_loaded_on_demand_and_the_stream_kept_alive(
     assert catalogue.loads == [("tiny", "beast")]
 
 
-async def test_a_stream_that_waits_says_how_the_load_goes(
+async def test_a_stream_that_waits_reports_how_the_load_goes(
     gateway: Gateway,
     client: AsgiClient,
     neuron: FakeNeuron,

@@ -137,12 +137,12 @@ def state(status: ReplicaStatus, **changes: Any) -> FleetSnapshot:
     return FleetSnapshot(neurons=(view,))
 
 
-def test_a_load_says_how_far_it_is() -> None:
+def test_a_load_reports_how_far_it_is() -> None:
     progress = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=3, unit="tensors")
     card = model_card(ENTRY, state(ReplicaStatus.LOADING, progress=progress, status_age_s=10.0))
-    told = own_fields(card)
-    assert (told["status"], told["loaded"]) == ("loading", False)
-    assert told["progress"] == {
+    own = own_fields(card)
+    assert (own["status"], own["loaded"]) == ("loading", False)
+    assert own["progress"] == {
         "stage": "weights",
         "done": 1,
         "total": 3,
@@ -151,18 +151,18 @@ def test_a_load_says_how_far_it_is() -> None:
     }
 
 
-def test_a_model_that_cannot_be_loaded_says_why() -> None:
+def test_a_model_that_cannot_be_loaded_names_the_reason() -> None:
     failure = LoadFailure(code="unknown_architecture", message="no such thing as a walrus")
-    told = own_fields(model_card(ENTRY, state(ReplicaStatus.FAILED, failure=failure)))
-    assert told["status"] == "failed"
-    assert told["status_reason"] == "a: no such thing as a walrus"
-    assert told["feasible_on"] == ()
+    own = own_fields(model_card(ENTRY, state(ReplicaStatus.FAILED, failure=failure)))
+    assert own["status"] == "failed"
+    assert own["status_reason"] == "a: no such thing as a walrus"
+    assert own["feasible_on"] == ()
 
 
 def test_a_model_whose_neuron_blinks_is_recovering() -> None:
     absent = (Absence(neuron=neuron("a"), silent_s=3.0),)
-    told = own_fields(model_card(ENTRY, FleetSnapshot(neurons=(), absent=absent)))
-    assert (told["status"], told["status_reason"]) == ("recovering", "a has just fallen silent")
+    own = own_fields(model_card(ENTRY, FleetSnapshot(neurons=(), absent=absent)))
+    assert (own["status"], own["status_reason"]) == ("recovering", "a has just fallen silent")
 
 
 def test_it_is_feasible_where_it_could_go_once_others_have_left() -> None:

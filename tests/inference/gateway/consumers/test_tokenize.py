@@ -25,8 +25,8 @@ def asked(neuron: FakeNeuron) -> TokenizeRequest:
 
 async def test_there_and_back(client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger) -> None:
     neuron.script = tokenizes
-    told = await client.post("/tokenize", {"model": "tiny", "prompt": "Hi!"})
-    assert told.json == {
+    answer = await client.post("/tokenize", {"model": "tiny", "prompt": "Hi!"})
+    assert answer.json == {
         "count": 2,
         "max_model_len": 100,
         "tokens": [5, 6],

@@ -38,7 +38,7 @@ def ask(*images: str, **more: Any) -> dict[str, Any]:
     return {"model": "tiny", "messages": [{"role": "user", "content": content}], **more}
 
 
-def said(*images: str) -> GenerationRequest:
+def request_with(*images: str) -> GenerationRequest:
     return openai_chat.parse(msgspec.json.encode(ask(*images))).generation
 
 
@@ -168,7 +168,7 @@ async def test_counting_sends_no_bytes(client: AsgiClient, found: Found) -> None
     assert there == [0]
 
 
-async def test_the_operators_bounds_are_told(make_client: MakeClient, found: Found) -> None:
+async def test_the_operators_bounds_are_shown(make_client: MakeClient, found: Found) -> None:
     client = make_client(max_images=1, max_images_bytes=len(CAT) + 1, max_image_pixels=4096)
     many = await client.post(CHAT, ask(data_uri(CAT), data_uri(CAT)))
     assert (many.status, many.error["code"]) == (400, "invalid_image")
@@ -182,20 +182,20 @@ async def test_the_operators_bounds_are_told(make_client: MakeClient, found: Fou
 def test_together_they_are_bounded_in_bytes() -> None:
     rules = ImageRules(max_total_bytes=len(CAT) + len(DOG) - 1)
     with pytest.raises(InvalidImageError, match="together") as refused:
-        without_files(said(data_uri(CAT), data_uri(DOG)), rules)
+        without_files(request_with(data_uri(CAT), data_uri(DOG)), rules)
     assert refused.value.param == "messages[0].content[2].image_url.url"
 
 
 def test_what_travels_holds_no_bytes() -> None:
-    request, files = without_files(said(data_uri(CAT)), ImageRules())
+    request, files = without_files(request_with(data_uri(CAT)), ImageRules())
     assert [file.data for file in files] == [CAT]
     assert base64_of(CAT).encode() not in msgspec.json.encode(request)
     assert not any(isinstance(one, ImageFile) for one in request.input.messages[0].images)  # type: ignore[union-attr]
 
 
 def test_what_an_image_may_cost_is_known_from_its_size() -> None:
-    bare, _ = without_files(said(), ImageRules())
-    one, _ = without_files(said(data_uri(DOG)), ImageRules())
+    bare, _ = without_files(request_with(), ImageRules())
+    one, _ = without_files(request_with(data_uri(DOG)), ImageRules())
     assert 64 <= prompt_bound(one, QWEN) - prompt_bound(bare, QWEN) <= 64 + 8
     small = VisionInput(pad_token_id=1, patch_px=16, merge=2, min_pixels=64, max_pixels=65_536)
     assert 4 <= prompt_bound(one, small) - prompt_bound(bare, small) <= 4 + 8

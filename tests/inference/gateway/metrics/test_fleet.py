@@ -85,7 +85,7 @@ def test_every_number_of_a_replica_and_a_device_has_its_gauge() -> None:
     }
 
 
-def test_what_nobody_told_has_no_gauge() -> None:
+def test_what_nobody_reported_has_no_gauge() -> None:
     replica = replace(REPLICA, max_in_flight=None, last_forward_age_s=None)
     cpu = DeviceInfo(index=0, kind="cpu", name="CPU", total_memory_bytes=GIB, free_memory_bytes=GIB)
     names = {name for name, _ in found(snapshot(replica, cpu))}

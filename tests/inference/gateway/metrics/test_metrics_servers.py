@@ -66,7 +66,7 @@ def test_a_running_gateway_is_scraped(there: Stage, kind: str) -> None:
         scrape(port)
 
 
-def test_a_second_gateway_serves_without_the_port_and_says_so(there: Stage) -> None:
+def test_a_second_gateway_serves_without_the_port_and_reports_it(there: Stage) -> None:
     port = free_port()
     first = there.start_gateway("daphne", metrics_port=port)
     second = there.start_gateway("uvicorn", metrics_port=port)

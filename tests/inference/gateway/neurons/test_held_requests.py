@@ -35,7 +35,7 @@ async def halting(submit: Submit) -> AsyncIterator[list[Event]]:
     await asyncio.Event().wait()
 
 
-async def say(neuron: FakeNeuron, gateway: Gateway, *held: str, **more: Any) -> None:
+async def report_held(neuron: FakeNeuron, gateway: Gateway, *held: str, **more: Any) -> None:
     """Until cancelled."""
     while True:
         await neuron.hold({gateway.gateway_id: list(held)}, **more)
@@ -49,9 +49,9 @@ async def test_a_request_that_its_neuron_does_not_know_is_failed_once(
     neuron.script = halting
     exchange = client.open("POST", CHAT, ask(stream=stream))
     await asyncio.wait_for(neuron.submitted.get(), 60)
-    saying = asyncio.create_task(say(neuron, gateway, "another"))
+    reporting = asyncio.create_task(report_held(neuron, gateway, "another"))
     await exchange.finish()
-    saying.cancel()
+    reporting.cancel()
     error = exchange.chunks[-1]["error"] if stream else exchange.error
     assert error["code"] == "request_lost"
     assert exchange.status == (200 if stream else 503)
@@ -69,14 +69,14 @@ async def test_a_gateway_that_is_not_named_has_nothing_there(
             await neuron.hold({})
             await asyncio.sleep(0.05)
 
-    saying = asyncio.create_task(say_nothing())
+    reporting = asyncio.create_task(say_nothing())
     await exchange.finish()
-    saying.cancel()
+    reporting.cancel()
     assert exchange.error["code"] == "request_lost"
 
 
 @pytest.mark.parametrize("what", ["held", "behind", "old", "nothing"])
-async def test_what_is_held_or_may_have_ended_goes_on(
+async def test_what_is_held_or_may_have_ended_continues(
     client: AsgiClient,
     neuron: FakeNeuron,
     gateway: Gateway,
@@ -85,20 +85,20 @@ async def test_what_is_held_or_may_have_ended_goes_on(
     neuron.script = silent
     exchange = client.open("POST", CHAT, ask())
     submit = await asyncio.wait_for(neuron.submitted.get(), 60)
-    saying = None
+    reporting = None
     match what:
         case "held":
-            saying = asyncio.create_task(say(neuron, gateway, submit.request_id))
+            reporting = asyncio.create_task(report_held(neuron, gateway, submit.request_id))
         case "behind":
-            saying = asyncio.create_task(say(neuron, gateway, is_behind=True))
+            reporting = asyncio.create_task(report_held(neuron, gateway, is_behind=True))
         case "old":
             await neuron.hold({})
         case "nothing":
             pass
     await asyncio.sleep(2.0)
     assert not exchange.ended.is_set()
-    if saying is not None:
-        saying.cancel()
+    if reporting is not None:
+        reporting.cancel()
     exchange.leave()
     await exchange.finish()
 
@@ -107,10 +107,10 @@ async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
 ) -> None:
     assert (await client.post(CHAT, ask())).status == 200
-    saying = asyncio.create_task(say(neuron, gateway, "forgotten"))
+    reporting = asyncio.create_task(report_held(neuron, gateway, "forgotten"))
     for _ in range(2):
         assert await asyncio.wait_for(neuron.cancelled.get(), 60) == "forgotten"
-    saying.cancel()
+    reporting.cancel()
 
 
 async def test_a_list_that_is_not_understood_is_logged_once_a_minute(

@@ -181,7 +181,7 @@ async def test_a_download_that_another_client_gave_up_is_begun_anew(
 
 
 @pytest.mark.usefixtures("_quick_looks")
-async def test_a_pull_that_fails_says_why(
+async def test_a_pull_that_fails_names_the_reason(
     operator: ollama.AsyncClient, sdk: ollama.AsyncClient, catalogue: FakeCatalogue
 ) -> None:
     failed = pull("failed", failure_code="disk_full", failure_message="4 GB more are needed")

@@ -89,7 +89,7 @@ async def test_streams_pause_and_submits_wait(
     assert neuron.submitted.qsize() == 3, f"of {num_submits} submits each ran once"
 
 
-async def test_who_leaves_during_a_stall_is_let_go(
+async def test_who_leaves_during_a_stall_frees_its_blocks(
     client: AsgiClient, neuron: FakeNeuron, mortal: MortalRedis
 ) -> None:
     neuron.script = endless

@@ -87,7 +87,7 @@ async def test_the_worst_case_is_held_and_narrowed(
     assert ledger.held == {}
 
 
-async def test_the_neuron_is_told_who_asks_and_what_is_paid_for(
+async def test_the_neuron_gets_who_asks_and_what_is_paid_for(
     client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, capped: FakeDirectory
 ) -> None:
     ledger.cap_tokens = 2000
@@ -372,7 +372,7 @@ async def test_failures_of_the_server_are_logged_with_their_cause(
     assert len(line) < 700
 
 
-async def test_refusals_are_told_and_cost_nothing(
+async def test_refusals_are_reported_and_cost_nothing(
     client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="helexa.requests")
@@ -443,7 +443,7 @@ async def test_a_cancel_from_elsewhere_settles(
     assert (entry.outcome, entry.prompt_tokens) == ("cancelled", 7)
 
 
-async def test_a_neuron_that_dies_has_said_its_last_word(
+async def test_a_neuron_that_dies_ends_its_reports(
     client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger
 ) -> None:
     """Nobody waits for more: what was told of the request is charged at once."""

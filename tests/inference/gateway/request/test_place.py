@@ -166,7 +166,9 @@ async def test_no_more_may_wait_than_are_allowed() -> None:
     assert placer.num_waiting == 0
 
 
-async def test_what_breaks_while_they_wait_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_breaks_while_they_wait_is_reported_to_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
     num_reads = 0
 

@@ -44,9 +44,11 @@ def _quick_again(monkeypatch: pytest.MonkeyPatch) -> None:
         ("engine_crashed", False, 1, False),
     ],
 )
-def test_what_is_placed_again(code: str, is_accepted: bool, num_attempts: int, again: bool) -> None:
-    told = may_place_again(code, is_accepted=is_accepted, num_attempts=num_attempts)
-    assert told == again
+def test_what_is_retried_elsewhere(
+    code: str, is_accepted: bool, num_attempts: int, again: bool
+) -> None:
+    decision = may_place_again(code, is_accepted=is_accepted, num_attempts=num_attempts)
+    assert decision == again
 
 
 async def test_a_neuron_in_its_next_life_gets_the_request_again(
@@ -181,7 +183,7 @@ async def test_a_neuron_that_went_away_for_good_counts_as_well(
     assert (exchange.status, exchange.error["code"]) == (500, "request_broke_worker")
 
 
-async def test_what_only_waited_there_goes_on(
+async def test_what_only_waited_there_continues(
     client: AsgiClient, neuron: FakeNeuron, redis_client: redis.asyncio.Redis
 ) -> None:
     neuron.script = silent
@@ -216,7 +218,7 @@ async def test_a_neuron_that_marks_without_bound_is_not_believed(
         ("/api/chat", ASK | {"stream": False}),
     ],
 )
-async def test_every_dialect_says_it_in_its_own_way(
+async def test_every_dialect_reports_it_in_its_own_way(
     client: AsgiClient, neuron: FakeNeuron, path: str, body: dict[str, object]
 ) -> None:
     async def script(submit: Submit) -> AsyncIterator[list[Event]]:

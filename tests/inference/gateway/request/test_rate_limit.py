@@ -28,7 +28,7 @@ BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content"
 BEARER = {"authorization": f"Bearer {KEY}"}
 
 
-async def test_what_is_left_is_told(
+async def test_what_is_left_is_reported(
     client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory
 ) -> None:
     directory.restrict(KEY, key_limits=RateLimits(requests_per_minute=5, tokens_per_minute=5000))
@@ -159,7 +159,7 @@ async def test_a_prompt_that_is_longer_than_charged_is_charged_by_its_length(
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-async def test_a_seat_comes_free(
+async def test_a_slot_comes_free(
     client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory, leaves: bool
 ) -> None:
     goes_on = asyncio.Event()
@@ -199,7 +199,7 @@ async def test_two_gateways_share_the_limits(
     assert [answer.status for answer in answers] == [200, 200, 200, 429]
 
 
-async def test_without_redis_nobody_can_say(
+async def test_without_redis_the_refusals_are_unknown(
     make_client: MakeClient, directory: FakeDirectory
 ) -> None:
     directory.restrict(KEY, key_limits=RateLimits(requests_per_minute=3))

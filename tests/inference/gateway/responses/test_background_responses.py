@@ -162,7 +162,7 @@ async def test_what_another_gateway_works_on_is_waited_for(
     assert (seen[0]["type"], seen[-1]["type"]) == ("response.created", "response.completed")
 
 
-async def test_events_that_are_gone_are_said_to_be(
+async def test_events_that_are_gone_are_reported_as_gone(
     client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frame_log, "MAX_KEPT_BYTES", 2000)
@@ -192,7 +192,7 @@ async def test_cancelling_in_the_background(
     await until(lambda: not len(gateway.streams))
 
 
-async def test_who_watches_is_told_of_the_cancelling(
+async def test_who_watches_is_notified_of_the_cancelling(
     client: AsgiClient, neuron: FakeNeuron
 ) -> None:
     neuron.script = endless
@@ -291,7 +291,7 @@ async def test_the_end_is_kept_once_the_database_is_back(
     await until_status(kept, made, "completed")
 
 
-async def test_a_gateway_that_stops_says_so(
+async def test_a_gateway_that_stops_reports_it(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, kept: DatabaseThreads
 ) -> None:
     neuron.script = endless
@@ -382,7 +382,7 @@ async def test_a_gateway_that_lives_has_not_lost_its_responses(
     assert await status() == "completed"
 
 
-async def test_what_was_said_to_have_failed_never_completes(
+async def test_what_was_reported_as_failed_never_completes(
     client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its gateway stood still, and goes on."""

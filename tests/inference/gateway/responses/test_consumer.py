@@ -214,7 +214,7 @@ async def test_methods(client: AsgiClient, neuron: FakeNeuron) -> None:
         assert (refused.status, refused.headers["allow"]) == (405, allowed)
 
 
-async def test_a_stream_that_breaks_is_told_and_kept(
+async def test_a_stream_that_breaks_is_reported_and_kept(
     client: AsgiClient, neuron: FakeNeuron
 ) -> None:
     neuron.script = breaks
@@ -319,7 +319,9 @@ async def test_the_sdk_compacts(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> 
     assert "The capital is Paris." in (chat(neuron.frames[-1]).messages[1].content or "")
 
 
-async def test_a_summary_that_is_not_whole_says_so(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_a_summary_that_is_not_whole_reports_it(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
     def says(text: str, reason: Any) -> Any:
         async def script(submit: Submit) -> AsyncIterator[list[Event]]:
             rid = submit.request_id

@@ -18,7 +18,7 @@ def frames(*numbers: int) -> bytes:
     return b"".join(b"data: %d\n\n" % number for number in numbers)
 
 
-async def test_everything_that_is_there_comes_as_one_and_the_end_is_told() -> None:
+async def test_everything_that_is_there_comes_as_one_and_the_end_is_reported() -> None:
     log = FrameLog()
     watch = log.watch(never)
     log.put(frames(0))
@@ -50,7 +50,7 @@ async def test_from_any_event_on() -> None:
     assert await waiting == (frames(6), False)
 
 
-async def test_what_is_over_still_tells_its_end() -> None:
+async def test_what_is_over_still_reports_its_end() -> None:
     log = FrameLog()
     log.put(frames(0, 1))
     log.close()
@@ -58,7 +58,7 @@ async def test_what_is_over_still_tells_its_end() -> None:
     assert await log.watch(never, after=7).take() == (b"", True)
 
 
-async def test_who_does_not_read_is_given_up_and_the_work_goes_on(
+async def test_who_does_not_read_is_given_up_and_the_work_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(frame_log, "MAX_KEPT_BYTES", 3 * len(frames(0)))

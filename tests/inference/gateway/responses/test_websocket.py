@@ -107,8 +107,8 @@ async def test_a_turn_with_log_probabilities_is_continued(
         (part,) = first["output"][0]["content"]
         assert [one["token"] for one in part["logprobs"]] == 4 * ["Paris"]
         await socket.turn(create(previous_response_id=first["id"], input="And now?"))
-    said = [message.content for message in chat(neuron.frames[-1]).messages]
-    assert said == [QUESTION, "The capital is Paris.", "And now?"]
+    texts = [message.content for message in chat(neuron.frames[-1]).messages]
+    assert texts == [QUESTION, "The capital is Paris.", "And now?"]
 
 
 async def test_another_socket_knows_only_what_is_stored(
@@ -176,7 +176,7 @@ async def test_a_prompt_is_prepared_without_an_answer(
 async def test_turns_wait_for_one_another(client: AsgiClient, neuron: FakeNeuron) -> None:
     async with connect(client) as socket:
         for number in range(3):
-            socket.say(create(metadata={"number": str(number)}))
+            socket.send_json(create(metadata={"number": str(number)}))
         answers = [(await socket.rest())[-1]["response"] for _ in range(3)]
     assert [answer["metadata"]["number"] for answer in answers] == ["0", "1", "2"]
 
@@ -185,7 +185,7 @@ async def test_who_does_not_wait_at_all_is_closed(client: AsgiClient, neuron: Fa
     neuron.script = endless
     async with connect(client) as socket:
         for _ in range(MAX_WAITING + 3):
-            socket.say(create())
+            socket.send_json(create())
         while (message := await socket.message())["type"] == "websocket.send":
             pass
         assert message == {"type": "websocket.close", "code": 1008}
@@ -195,14 +195,14 @@ async def test_leaving_cancels(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.script = endless
     socket = connect(client)
     async with socket:
-        socket.say(create())
+        socket.send_json(create())
         while "delta" not in await socket.event():
             pass
     assert await asyncio.wait_for(neuron.cancelled.get(), 60)
 
 
 @pytest.mark.parametrize(
-    ("body", "said", "param"),
+    ("body", "texts", "param"),
     [
         ("{", "invalid_json", None),
         ("[]", "invalid_type", None),
@@ -214,11 +214,11 @@ async def test_leaving_cancels(client: AsgiClient, neuron: FakeNeuron) -> None:
     ],
 )
 async def test_what_is_refused(
-    client: AsgiClient, body: Any, said: str | None, param: str | None
+    client: AsgiClient, body: Any, texts: str | None, param: str | None
 ) -> None:
     async with connect(client) as socket:
         events = await socket.turn(body)
-        assert code(events) == said or said is None
+        assert code(events) == texts or texts is None
         assert (events[0]["param"], events[0]["status"]) == (param, 400)
         EVENT_TYPES.validate_python(events[0])
 
@@ -262,11 +262,11 @@ async def test_a_gateway_that_stops(
 ) -> None:
     neuron.script = endless
     async with connect(client) as socket:
-        socket.say(create())
+        socket.send_json(create())
         while "delta" not in await socket.event():
             pass
         await gateway.drain(0)
         assert (await socket.rest())[-1]["type"] == "response.failed"
-        socket.say(create())
+        socket.send_json(create())
         assert code(await socket.rest()) == "shutting_down"
         assert (await socket.message())["code"] == 1001

@@ -78,7 +78,7 @@ def test_a_connection_in_the_reserve_is_refused_whoever_it_is_of() -> None:
     assert connections.is_too_many(896)
 
 
-def test_the_log_says_what_ran_out_and_not_with_every_connection(
+def test_the_log_reports_what_ran_out_and_not_with_every_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()

@@ -64,7 +64,7 @@ def test_what_a_wrong_path_may_have_meant(path: str, near: str | None) -> None:
     assert near_path(path) == near
 
 
-def test_it_is_said() -> None:
+def test_it_is_reported() -> None:
     message = f"There is no POST /v1/v1/messages here. Did you mean /v1/messages? {REFERENCE}"
     assert unknown_url("POST", "/v1/v1/messages") == message
     assert unknown_url("GET", "/v1/nothing") == f"There is no GET /v1/nothing here. {REFERENCE}"
@@ -72,13 +72,13 @@ def test_it_is_said() -> None:
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/v1/metrics"])
 def test_metrics_are_elsewhere(path: str) -> None:
-    said = unknown_url("GET", path)
-    assert "HELEXA_METRICS_LISTEN" in said
-    assert "31314" in said
+    answer = unknown_url("GET", path)
+    assert "HELEXA_METRICS_LISTEN" in answer
+    assert "31314" in answer
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/images/generations", "/v1/moderations"])
-def test_what_is_not_served_says_what_is(path: str) -> None:
-    said = unknown_url("POST", path)
-    assert said.startswith("This server ")
-    assert "/v1/chat/completions" in said
+def test_what_is_not_served_names_what_is(path: str) -> None:
+    answer = unknown_url("POST", path)
+    assert answer.startswith("This server ")
+    assert "/v1/chat/completions" in answer

@@ -22,7 +22,7 @@ def test_a_head_has_one_deadline_however_it_comes() -> None:
     assert deadline.is_overdue(110)
 
 
-def test_a_body_must_go_on() -> None:
+def test_a_body_must_continue() -> None:
     deadline = ReadDeadline(TIMEOUTS, 0)
     deadline.begin_body(0)
     for period in range(1, 100):

@@ -193,7 +193,7 @@ def test_gguf_rope_divisors_of_another_rule_are_refused(tmp_path: Path) -> None:
         ("dynamic", r"'dynamic' is not supported; known: linear, yarn, and llama3 by the tensor"),
     ],
 )
-def test_gguf_rope_scaling_that_cannot_be_read_says_why(
+def test_gguf_rope_scaling_that_cannot_be_read_names_the_reason(
     kind: str, message: str, tmp_path: Path
 ) -> None:
     metadata = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 8.0}
@@ -280,7 +280,7 @@ def test_a_missing_model_type_is_inferred(architectures: list[str], model_type: 
         ({"architectures": ["QwenThreeForCausalLM"]}, r"nearest .*qwen3.*; .*docs/models\.md"),
     ],
 )
-def test_what_says_no_architecture_is_refused_by_the_files_name(
+def test_what_reports_no_architecture_is_refused_by_the_files_name(
     config: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BadFileError, match=message):

@@ -163,7 +163,7 @@ def test_a_cross_encoder(tmp_path: Path, declared_fields: dict[str, Any], activa
     assert "score" in config.describe()
 
 
-def test_prompts_are_told_and_not_applied(tmp_path: Path) -> None:
+def test_prompts_are_reported_and_not_applied(tmp_path: Path) -> None:
     files = declared(config_sentence_transformers={"prompts": {"query": "query: ", "document": ""}})
     config = read_embedding_config(write(tmp_path, files))
     assert config is not None and config.prompt_names == ("query",)
@@ -171,7 +171,7 @@ def test_prompts_are_told_and_not_applied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "error", "said"),
+    ("files", "error", "message"),
     [
         (
             {"config.json": BERT | {"architectures": ["BertForSequenceClassification"]}},
@@ -223,8 +223,10 @@ def test_prompts_are_told_and_not_applied(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_refusals(tmp_path: Path, files: dict[str, Any], error: type[LoadError], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_refusals(
+    tmp_path: Path, files: dict[str, Any], error: type[LoadError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         read_embedding_config(write(tmp_path, files))
 
 

@@ -281,7 +281,7 @@ def test_what_is_not_read_is_refused_by_name(words: str) -> None:
     assert words in str(refusal.value)
 
 
-def test_a_text_model_beside_a_tower_is_quantised_as_the_outer_config_says() -> None:
+def test_a_text_model_beside_a_tower_is_quantised_as_the_outer_config_reports() -> None:
     declared = {"quant_method": "fp8", "weight_block_size": [128, 64]}
     expected = Quantization(method="fp8", block=(128, 64))
     assert read_quantization({"text_config": {}, "quantization_config": declared}) == expected

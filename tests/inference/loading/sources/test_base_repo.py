@@ -150,7 +150,7 @@ def test_another_vocabulary_is_refused_by_its_first_token(
         tokenizer_directory(header(contents), tmp_path, fetch)
 
 
-def test_what_was_tried_is_said(header: Any, tmp_path: Path) -> None:
+def test_what_was_tried_is_reported(header: Any, tmp_path: Path) -> None:
     with pytest.raises(BadFileError, match=r"'viking'.*org/base cannot be had.*beside the file"):
         tokenizer_directory(header(metadata("viking")), tmp_path, Repositories().fetch)
     nameless = metadata("viking", **{"general.base_model.count": 0})

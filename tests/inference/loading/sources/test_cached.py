@@ -45,12 +45,12 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_revision_and_package_is_told(cache: Path) -> None:
-    told = [
+def test_each_revision_and_package_is_reported(cache: Path) -> None:
+    reported = [
         (model.source, model.revision, [file.name for file in model.files], model.num_bytes)
         for model in list_cached(cache)
     ]
-    assert told == [
+    assert reported == [
         (SOURCE, "one", ["a.gguf", "sub/b.gguf"], 110),
         (SOURCE, "two", ["a.gguf"], 100),
         ("pypi:tiny-model-1.0", "", ["tiny_model/tiny.gguf"], 4),

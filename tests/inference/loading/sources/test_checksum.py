@@ -17,11 +17,11 @@ from inference.protocol.load_errors import HashMismatchError
 def test_progress_and_verdict(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksum, "BUFFER_BYTES", 1000)
     monkeypatch.setattr(checksum, "CHUNK_BYTES", 4096)
-    path, told = tmp_path / "weights", list[LoadProgress]()
+    path, reported = tmp_path / "weights", list[LoadProgress]()
     path.write_bytes(bytes(index % 251 for index in range(size)))
-    check_sha256(path, hashlib.sha256(path.read_bytes()).hexdigest(), told.append)
-    assert len(told) == size // 4096
-    assert all(one.stage is LoadStage.PREFLIGHT and one.total == size for one in told)
-    assert [one.done for one in told] == sorted({one.done for one in told})
+    check_sha256(path, hashlib.sha256(path.read_bytes()).hexdigest(), reported.append)
+    assert len(reported) == size // 4096
+    assert all(one.stage is LoadStage.PREFLIGHT and one.total == size for one in reported)
+    assert [one.done for one in reported] == sorted({one.done for one in reported})
     with pytest.raises(HashMismatchError):
         check_sha256(path, "0" * 64)

@@ -22,7 +22,7 @@ def order(cache_dir: Path, source: str) -> FetchOrder:
     return FetchOrder(spec=spec, cache_dir=str(cache_dir), free_memory_bytes=1 << 30)
 
 
-def test_what_is_there_is_told(tmp_path: Path) -> None:
+def test_what_is_there_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "tiny.gguf"
     file.write_bytes(b"weights")
     outcome = fetch.fetch(order(tmp_path, f"path:{file}"), lambda _: None)
@@ -32,7 +32,7 @@ def test_what_is_there_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(errno.ENOSPC, "disk_full"), (errno.EACCES, "download_failed")]
 )
-def test_a_disk_that_takes_nothing_is_told(
+def test_a_disk_that_takes_nothing_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, code: str
 ) -> None:
     def refuse(*_: Any) -> None:

@@ -77,7 +77,7 @@ def test_a_quant_that_is_not_there_names_the_nearest(wanted: str, nearest: str) 
     assert {"Q4_K_M", "Q8_0"} <= set(failure.available)
 
 
-def test_two_models_of_one_quant_must_be_told_apart() -> None:
+def test_two_models_of_one_quant_must_be_distinguished() -> None:
     with pytest.raises(QuantizationNotFoundError, match=r"ambiguous.*a-Q4_0\.gguf, b-Q4_0\.gguf"):
         choose_weights({"a-Q4_0.gguf": 1, "b-Q4_0.gguf": 1}, "Q4_0", GB)
 

@@ -109,21 +109,21 @@ def no_cache_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
 def download(
     endpoint: str, cache: Path, *, repo: str = "org/tiny", wanted: str | None = "Q4_0"
 ) -> tuple[ModelFiles, list[LoadProgress]]:
-    told: list[LoadProgress] = []
+    reported: list[LoadProgress] = []
     files = huggingface.download(
         repo,
         revision=None,
         wanted=wanted,
         cache_dir=cache,
         free_bytes=10**9,
-        on_progress=told.append,
+        on_progress=reported.append,
         hub=HuggingFaceHub(endpoint),
     )
-    return files, told
+    return files, reported
 
 
 def test_only_the_chosen_quant_and_the_texts_are_fetched(endpoint: str, tmp_path: Path) -> None:
-    files, told = download(endpoint, tmp_path)
+    files, reported = download(endpoint, tmp_path)
     assert files.weights[0].read_bytes() == FILES["x-Q4_0.gguf"]
     assert files.directory.is_relative_to(tmp_path / "huggingface")
     assert sorted(path.name for path in files.directory.iterdir()) == [
@@ -132,7 +132,7 @@ def test_only_the_chosen_quant_and_the_texts_are_fetched(endpoint: str, tmp_path
         "x-Q4_0.gguf",
     ]
     total = sum(len(FILES[name]) for name in ("config.json", "tokenizer.json", "x-Q4_0.gguf"))
-    assert (told[-1].done, told[-1].total) == (total, total)
+    assert (reported[-1].done, reported[-1].total) == (total, total)
 
 
 def test_what_an_embedding_model_declares_is_fetched(
@@ -187,7 +187,7 @@ def test_no_weights_are_fetched_of_an_architecture_that_nobody_runs(
     assert not any("model.safetensors" in asked for asked in FakeHub.asked)
 
 
-def test_the_hub_says_the_architecture_of_gguf_files(
+def test_the_hub_reports_the_architecture_of_gguf_files(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeHub, "gguf", {"architecture": "rwkv", "total": 1})
@@ -196,7 +196,7 @@ def test_the_hub_says_the_architecture_of_gguf_files(
     assert not any("resolve" in asked for asked in FakeHub.asked)
 
 
-def test_a_full_disk_is_told_with_both_numbers_before_anything_is_fetched(
+def test_a_full_disk_is_reported_with_both_numbers_before_anything_is_fetched(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "free_disk_bytes", lambda directory: 3 * 10**9)

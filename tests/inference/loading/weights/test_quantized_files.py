@@ -247,8 +247,8 @@ def test_values_that_no_group_holds_are_named(tiny_directory: Path, tmp_path: Pa
         model.weights.stored("lm_head")
 
 
-def test_progress_says_what_is_done(tiny_directory: Path, tmp_path: Path) -> None:
-    told: list[LoadProgress] = []
+def test_progress_reports_what_is_done(tiny_directory: Path, tmp_path: Path) -> None:
+    reported: list[LoadProgress] = []
     spec = LoadSpec(
         job_id="1",
         model="tiny",
@@ -256,9 +256,9 @@ def test_progress_says_what_is_done(tiny_directory: Path, tmp_path: Path) -> Non
         devices=["cpu"],
         quantization="q4",
     )
-    model = open_model(spec, tmp_path / "cache", told.append)
+    model = open_model(spec, tmp_path / "cache", reported.append)
     build_model(model.config, model.weights, 32)
-    weights = [p for p in told if p.stage is LoadStage.WEIGHTS]
+    weights = [p for p in reported if p.stage is LoadStage.WEIGHTS]
     assert {p.detail for p in weights} == {"quantising to q4"}
     assert (weights[-1].done, weights[-1].unit) == (weights[-1].total, "tensors")
     model.close()

@@ -103,6 +103,10 @@ def test_what_ranks_do_not_do_is_refused_by_name(changes: dict[str, Any], messag
 def test_other_ranks_load_what_the_first_has_chosen(tiny_directory: Path, tmp_path: Path) -> None:
     chosen = spec(tiny_directory, revision="main", sha256="0" * 64)
     model = opened(tiny_directory, tmp_path)
-    told = follower_spec(chosen, model)
-    assert (told.source, told.revision, told.sha256) == (f"path:{tiny_directory}", None, None)
+    follower = follower_spec(chosen, model)
+    assert (follower.source, follower.revision, follower.sha256) == (
+        f"path:{tiny_directory}",
+        None,
+        None,
+    )
     model.close()

@@ -193,7 +193,7 @@ def test_the_likeliest_is_the_first_of_equals(
 
 
 @pytest.mark.parametrize("place", [0, 70, 99])
-def test_whether_a_row_is_finite_is_as_torch_says(device: torch.device, place: int) -> None:
+def test_whether_a_row_is_finite_is_as_torch_computes(device: torch.device, place: int) -> None:
     scores = torch.zeros(5, 100)
     scores[[0, 1, 2], place] = torch.tensor([math.nan, math.inf, -math.inf])
     scores[3] = -math.inf

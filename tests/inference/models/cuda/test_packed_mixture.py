@@ -105,7 +105,7 @@ def test_the_report_names_the_format_and_the_kernel(device: torch.device, tmp_pa
     assert fp8_words.startswith("8 x F8_E4M3 fp8 codes in a Triton kernel for experts")
 
 
-def test_a_kernel_that_fails_leaves_dense_experts_and_says_so(
+def test_a_kernel_that_fails_leaves_dense_experts_and_reports_it(
     device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object) -> None:

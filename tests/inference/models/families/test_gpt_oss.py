@@ -194,7 +194,7 @@ def test_mxfp4_is_unpacked_exactly() -> None:
         unpacked(blocks, torch.full_like(scales, 255), "x")
 
 
-def test_gates_and_the_rest_are_told_apart(tmp_path: Path) -> None:
+def test_gates_and_the_rest_are_distinguished(tmp_path: Path) -> None:
     stack, both = "model.layers.0.mlp.experts", torch.randn(2, 8, 6)
     tensors = {
         f"{stack}.gate_up_proj": both,

@@ -120,7 +120,7 @@ def test_a_nested_config() -> None:
     assert state_bytes(config.delta) == 4 * (3 * 10240 + 48 * 128 * 128)
 
 
-def test_layer_types_say_which_layers_are_attention_whatever_the_interval() -> None:
+def test_layer_types_report_which_layers_are_attention_whatever_the_interval() -> None:
     kinds = ["full_attention"] * 2 + ["linear_attention"] * 62
     config = read(with_text(layer_types=kinds, full_attention_interval=4))
     assert config.mixer_kinds == ("attention",) * 2 + ("delta",) * 62

@@ -25,7 +25,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", sorted(REFERENCES))
-def test_pictures_in_chunks_beside_texts(name: str, library: ctypes.CDLL, tmp_path: Path) -> None:
+def test_images_in_chunks_beside_texts(name: str, library: ctypes.CDLL, tmp_path: Path) -> None:
     """Rows rotated by time, height and width, rows that are a picture's, and what the tower adds to
     them after the first layers; outputs that lag behind their positions."""
     reference = REFERENCES[name]()

@@ -230,8 +230,8 @@ def loaded_engine(
 
 
 def test_loaded(directory: Path, native_cache_dir: Path, tmp_path: Path) -> None:
-    engine, said = loaded_engine(directory, native_cache_dir, tmp_path, "bfloat16")
-    assert said == "multi-token prediction, up to 8 tokens a step"
+    engine, lines = loaded_engine(directory, native_cache_dir, tmp_path, "bfloat16")
+    assert lines == "multi-token prediction, up to 8 tokens a step"
     assert engine.stats().num_drafted_tokens > 0
 
 
@@ -240,6 +240,6 @@ def test_the_native_decoder_has_none(native_cache_dir: Path, tmp_path: Path) -> 
     if loader.find_compiler() is None:
         pytest.skip("no C++ compiler")
     directory = save_qwen3_5(tmp_path / "files")
-    engine, said = loaded_engine(directory, native_cache_dir, tmp_path, "float32")
-    assert "none: " in said
+    engine, lines = loaded_engine(directory, native_cache_dir, tmp_path, "float32")
+    assert "none: " in lines
     assert engine.stats().num_drafted_tokens == 0

@@ -129,7 +129,7 @@ def test_eight_bits_are_exact_as_two_digits() -> None:
     assert torch.equal(found.T, codes * 0.25)
 
 
-def test_an_awkward_shape_is_dequantised_and_said_so() -> None:
+def test_an_awkward_shape_is_dequantised_and_reported() -> None:
     stored = grouped(4, 50, 64)
     linear, outcome = LinearFactory(CPU, torch.float32).linear(stored)
     assert isinstance(linear, DenseLinear)

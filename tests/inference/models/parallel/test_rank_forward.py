@@ -161,7 +161,7 @@ def test_a_packed_hybrid_is_shared(ranks: TwoRanks) -> None:
     check(ranks, config, PackedFiles(random_tensors(config), (5, 6)))
 
 
-def test_pictures_take_their_rows_places_on_every_rank(ranks: TwoRanks) -> None:
+def test_images_take_their_rows_places_on_every_rank(ranks: TwoRanks) -> None:
     config = config_of("qwen3_vl")
     files = MemoryFiles(random_tensors(config))
     generator = torch.Generator().manual_seed(3)

@@ -135,7 +135,7 @@ def test_what_does_not_come_out_even_is_refused(
         rank_share(config_of(name, **changes), 0, num_ranks)
 
 
-def test_a_foreign_module_is_refused() -> None:
+def test_a_module_of_transformers_is_refused() -> None:
     config = replace(config_of("llama"), architecture="stablelm")
     assert family_of(config).uses_transformers
     with pytest.raises(UnsplittableError, match="stablelm is computed by transformers' own module"):

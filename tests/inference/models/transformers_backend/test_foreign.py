@@ -92,7 +92,7 @@ def test_the_engine_answers_as_transformers_does(row: Row, tmp_path: Path) -> No
     parity.check_prefix_hits(reference, built)
 
 
-def test_the_load_report_says_that_it_is_slower(tmp_path: Path) -> None:
+def test_the_load_report_reports_that_it_is_slower(tmp_path: Path) -> None:
     _, folder = saved(ROWS[1], tmp_path)
     model = parity.opened(folder, tmp_path)
     _, execution = build_fastest_model(model.config, model.weights, CONTEXT_TOKENS, tmp_path)
@@ -104,7 +104,7 @@ def test_the_load_report_says_that_it_is_slower(tmp_path: Path) -> None:
     )
 
 
-def test_layers_see_as_far_as_the_module_says() -> None:
+def test_layers_see_as_far_as_the_module_reports() -> None:
     config = parse_config(config_of(ROWS[2]), {})
     calls = inspect_config(config)
     assert [call.window for call in calls] == [20, 20, 20, None]

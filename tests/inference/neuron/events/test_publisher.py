@@ -153,7 +153,7 @@ def test_no_more_is_kept_than_its_bytes(wait_until: WaitUntil) -> None:
     assert lost == [{"much", "more"}]
 
 
-def test_a_stall_loses_nothing_and_a_reader_can_tell_what_came_twice(mortal: MortalRedis) -> None:
+def test_a_stall_loses_nothing_and_a_reader_can_detect_repeats(mortal: MortalRedis) -> None:
     lost: list[set[str]] = []
     publisher = _publisher(_impatient(mortal.url), lost)
     texts = [str(number) for number in range(200)]

@@ -298,7 +298,7 @@ def test_cards_that_engines_cannot_use_are_no_devices() -> None:
     ("code", "words"),
     [("print(0)", "models run on the CPU"), ("print(2)", None), ("raise SystemExit(1)", None)],
 )
-def test_what_torch_says_of_the_cards(code: str, words: str | None) -> None:
+def test_what_torch_reports_of_the_cards(code: str, words: str | None) -> None:
     problem = torch_problem((sys.executable, "-c", code))
     assert problem is None if words is None else words in (problem or "")
 

@@ -44,7 +44,7 @@ def test_nothing_is_simulated_unless_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("content", [None, "{}", '{"devices": [{"kind": "tpu"}]}'])
-def test_a_file_that_says_nothing_of_use_is_refused(tmp_path: Path, content: str | None) -> None:
+def test_a_file_without_anything_of_use_is_refused(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "devices.json"
     if content is not None:
         path.write_text(content)

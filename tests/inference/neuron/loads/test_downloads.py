@@ -76,8 +76,8 @@ def ended(report: Any, wait_until: Any) -> Callable[[str], CacheJobState]:
     """The job, once it is over."""
 
     def job(job_id: str) -> CacheJobState | None:
-        told = report()
-        jobs = {one.job_id: one for one in told.jobs} if told else {}
+        reported = report()
+        jobs = {one.job_id: one for one in reported.jobs} if reported else {}
         found = jobs.get(job_id)
         return found if found and found.status not in ("queued", "running") else None
 
@@ -90,7 +90,7 @@ def ended(report: Any, wait_until: Any) -> Callable[[str], CacheJobState]:
     return ended
 
 
-def test_a_pull_leaves_the_files_and_its_state_is_told(
+def test_a_pull_leaves_the_files_and_its_state_is_reported(
     service: NeuronService, report: Any, ended: Any
 ) -> None:
     service.downloads.pull(PullSpec(job_id="p1", source=SOURCE))
@@ -105,7 +105,7 @@ def test_a_pull_leaves_the_files_and_its_state_is_told(
     assert report().cached == []
 
 
-def test_a_pull_that_fails_says_why(service: NeuronService, ended: Any) -> None:
+def test_a_pull_that_fails_names_the_reason(service: NeuronService, ended: Any) -> None:
     service.downloads.pull(PullSpec(job_id="p1", source="pypi:no-such-model"))
     service.downloads.pull(PullSpec(job_id="p2", source="path:/models/m.gguf"))
     failed = ended("p1")
@@ -177,7 +177,10 @@ def test_a_load_fetches_first_and_what_it_uses_is_not_deleted(
     service = make_service(cache_dir=cache, engine_command=[*PYTHON, str(engine)])
     service.load_model(LoadSpec(job_id="j", model="m", source=SOURCE))
     wait_until(
-        lambda: (told := report()) is not None and [one.used_by for one in told.cached] == [["m"]],
+        lambda: (
+            (reported := report()) is not None
+            and [one.used_by for one in reported.cached] == [["m"]]
+        ),
         60.0,
     )
     service.downloads.delete(DeleteSpec(job_id="d1", source=CACHED, revision=""))

@@ -23,8 +23,8 @@ def limits(**gigabytes: float) -> MemoryLimits:
 
 
 def test_what_waits_is_not_free() -> None:
-    told, other = ledger(a=5).without_promised([card(0, 20), card(1, 20)])
-    assert (told.free_memory_bytes, told.reserved_bytes) == (15 * GB, 5 * GB)
+    reduced, other = ledger(a=5).without_promised([card(0, 20), card(1, 20)])
+    assert (reduced.free_memory_bytes, reduced.reserved_bytes) == (15 * GB, 5 * GB)
     assert (other.free_memory_bytes, other.reserved_bytes) == (20 * GB, 0)
 
 
@@ -32,13 +32,13 @@ def test_what_is_held_already_is_not_counted_twice() -> None:
     book = ledger(a=5)
     book.begin("a", ["cuda:0"], 5 * GB)
     book.hold("a", 3 * GB)
-    (told,) = book.without_promised([card(0, 17)])
-    assert (told.free_memory_bytes, told.reserved_bytes) == (15 * GB, 2 * GB)
+    (reduced,) = book.without_promised([card(0, 17)])
+    assert (reduced.free_memory_bytes, reduced.reserved_bytes) == (15 * GB, 2 * GB)
 
 
 def test_promises_beyond_what_is_free_leave_nothing_and_never_less() -> None:
-    (told,) = ledger(a=50).without_promised([card(0, 20)])
-    assert told.free_memory_bytes == 0
+    (reduced,) = ledger(a=50).without_promised([card(0, 20)])
+    assert reduced.free_memory_bytes == 0
 
 
 def test_a_card_with_the_hosts_memory_is_promised_it_once() -> None:
@@ -47,7 +47,7 @@ def test_a_card_with_the_hosts_memory_is_promised_it_once() -> None:
     book.accept("a", ["cuda:0"], 30 * GB)
     book.begin("a", ["cuda:0"], 30 * GB)
     devices = [card(0, 100), card(1, 24), host(100)]
-    free = [told.free_memory_bytes for told in book.without_promised(devices)]
+    free = [reduced.free_memory_bytes for reduced in book.without_promised(devices)]
     assert free == [70 * GB, 24 * GB, 70 * GB]
     book.accept("b", ["cpu"], 20 * GB)
     assert book.limit_bytes("b", "cpu", 100 * GB, 20 * GB) == 70 * GB
@@ -115,9 +115,9 @@ def test_a_limit_bounds_what_all_owners_hold_of_a_device() -> None:
 
 def test_other_programs_may_leave_less_than_the_limit() -> None:
     book = MemoryLedger(limits(cpu=100))
-    (told,) = book.without_promised([host(8, 64)])
-    assert (told.free_memory_bytes, told.total_memory_bytes) == (8 * GB, 64 * GB)
-    assert told.installed_memory_bytes is None
+    (reduced,) = book.without_promised([host(8, 64)])
+    assert (reduced.free_memory_bytes, reduced.total_memory_bytes) == (8 * GB, 64 * GB)
+    assert reduced.installed_memory_bytes is None
 
 
 def test_a_limit_of_the_processors_is_none_of_a_card_with_the_hosts_memory() -> None:

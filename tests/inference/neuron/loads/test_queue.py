@@ -120,7 +120,7 @@ def test_ranks_on_a_cpu_hold_alike() -> None:
     assert free_gb(queue) == [78]
 
 
-def test_the_next_load_is_told_what_is_promised_and_what_it_may_take() -> None:
+def test_the_next_load_gets_what_is_promised_and_what_it_may_take() -> None:
     machine = Machine(host(100))
     queue = LoadQueue(machine)
     first = load_of(10, devices=["cpu"])
@@ -162,7 +162,7 @@ def test_a_limit_of_a_device_that_is_not_here_is_a_problem() -> None:
     ]
 
 
-def test_an_engine_that_died_is_told_what_it_had() -> None:
+def test_an_engine_that_died_gets_what_it_had() -> None:
     machine = Machine(card(0, 20))
     queue = LoadQueue(machine)
     load = load_of(12)
@@ -193,7 +193,7 @@ def test_what_is_gone_is_free() -> None:
     assert queue.holding(load) is None
 
 
-def test_files_that_are_there_say_roughly_what_an_unknown_load_takes() -> None:
+def test_files_that_are_there_show_roughly_what_an_unknown_load_takes() -> None:
     queue = LoadQueue(Machine(card(0, 20)))
     load = load_of(None, kv_memory_bytes=2 * GB)
     queue.accept(load)

@@ -42,7 +42,7 @@ def test_what_lacks_room_waits_for_room(code: str) -> None:
     assert not has_improved(failure(code), ["cuda:0"], MUCH, LITTLE)
 
 
-def test_a_load_that_said_what_it_needs_is_placed_by_that() -> None:
+def test_a_load_that_reported_what_it_needs_is_placed_by_that() -> None:
     assert waits_for_time(failure("does_not_fit", 5 * GIB), 99)
 
 

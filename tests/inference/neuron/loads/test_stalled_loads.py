@@ -169,10 +169,10 @@ def stalling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fetcher:
 
 
 def test_a_source_that_stalls_is_ended(stalling: Fetcher) -> None:
-    told: list[LoadProgress] = []
+    reported: list[LoadProgress] = []
     spec = LoadSpec(job_id="j", model="m", source="huggingface:a/b")
     with pytest.raises(LoadRefusedError) as refused:
-        stalling.fetch(spec, told.append, lambda: False)
+        stalling.fetch(spec, reported.append, lambda: False)
     failure = refused.value.failure
     assert failure.code == "load_stalled"
     assert "at downloading" in failure.message
@@ -211,12 +211,12 @@ def test_an_evicted_model_that_does_not_leave_is_not_waited_for_for_ever() -> No
         clock=clock,
         sleep=lambda _: None,
     )
-    wants, told = load_of(15, evict=["old"]), list[LoadProgress]()
+    wants, reported = load_of(15, evict=["old"]), list[LoadProgress]()
     with pytest.raises(LoadRefusedError) as refused:
-        admission.admit(wants, lambda: False, told.append)
+        admission.admit(wants, lambda: False, reported.append)
     assert refused.value.failure.code == "load_stalled"
     assert refused.value.failure.message == "old was to make room and has not left after 300 s"
-    assert {progress.stage for progress in told} == {LoadStage.QUEUED}
+    assert {progress.stage for progress in reported} == {LoadStage.QUEUED}
     queue.release(wants)
     assert queue.enter(load_of(1, model="next"), lambda: False, lambda _: None), "has its turn"
 

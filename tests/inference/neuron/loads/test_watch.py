@@ -73,7 +73,7 @@ def test_a_neuron_that_was_stopped_itself_counts_no_time() -> None:
     assert watch.look(5000.0) <= 2.0
 
 
-def test_the_failure_says_where_it_stood() -> None:
+def test_the_failure_reports_where_it_stood() -> None:
     watch = LoadWatch()
     watch.progressed(LoadProgress(stage=LoadStage.WEIGHTS, done=3, total=9, unit="tensors"))
     failure = watch.failure(901.4)

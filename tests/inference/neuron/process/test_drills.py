@@ -107,7 +107,7 @@ def test_a_dropped_link_comes_back(redis_url: str) -> None:
     pytest.fail("the link stays dropped")
 
 
-def test_a_neuron_whose_link_is_dropped_goes_on_serving_once_it_is_back(
+def test_a_neuron_whose_link_is_dropped_continues_serving_once_it_is_back(
     service: NeuronService, gateway: Any, wait_until: Any
 ) -> None:
     service.drills.inject(FaultOrder(fault=Fault.DROP_LINK, lasts_s=2))

@@ -47,7 +47,7 @@ def test_a_free_name_is_taken_at_once(make_lease, redis_db) -> None:
     assert 0 < redis_db.pttl(lease_key("n1")) <= 4000
 
 
-def test_a_second_one_is_told_who_holds_it(make_lease, caplog) -> None:
+def test_a_second_one_reports_who_holds_it(make_lease, caplog) -> None:
     first, second = make_lease("first-epoch"), make_lease("second")
     first.acquire()
     stopped = beating(first)
@@ -190,12 +190,12 @@ def test_leaving_is_bounded_and_can_be_hurried(loaded: Any, gateway: Any) -> Non
     assert decode_heartbeat(gateway.client.get(heartbeat_key("n1"))).replicas
 
 
-def test_another_certificate_than_the_one_told_is_no_redis_to_wait_for(
+def test_another_certificate_than_the_invitations_is_no_redis_to_wait_for(
     redis_url: str, tmp_path: Path
 ) -> None:
     chain, key = Authority("told").vouch("127.0.0.1", tmp_path / "server")
-    told = Share(host="127.0.0.1", port=1, tls_cert=chain, tls_key=key).certificate()
-    assert told == chain.read_text(), "a host is told the authority"
+    presented = Share(host="127.0.0.1", port=1, tls_cert=chain, tls_key=key).certificate()
+    assert presented == chain.read_text(), "a host is told the authority"
     password, _, path = redis_url.removeprefix("unix://:").partition("@")
     with tls_front(chain, key, Path(path.partition("?")[0])) as port:
         url = f"rediss://default:{password}@127.0.0.1:{port}/0"
@@ -205,7 +205,7 @@ def test_another_certificate_than_the_one_told_is_no_redis_to_wait_for(
             keep_joining(joining, tmp_path)
             return NameLease(connect(redis_url_of(joining, tmp_path)), neuron=neuron, epoch="a")
 
-        lease("n1", told).acquire()
+        lease("n1", presented).acquire()
         for certificate in (Authority("other").pem, ""):
             with pytest.raises(RedisUntrustedError, match=r"does not trust \(.*\).*neurons invite"):
                 lease("n2", certificate).acquire(

@@ -42,7 +42,7 @@ def test_a_line_that_is_void_is_not_waited_for(
             NameLease(void, neuron="n1", epoch="epoch").acquire()
 
 
-def test_a_neuron_that_is_shut_out_says_so_once_and_ends(
+def test_a_neuron_that_is_shut_out_reports_it_once_and_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(redis_client, "REFUSED_LIMIT_S", 0.0)

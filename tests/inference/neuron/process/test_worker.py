@@ -191,16 +191,16 @@ def test_an_interrupt_during_a_load(
     assert not engine.is_running()
 
 
-def test_a_second_one_of_the_name_ends_and_says_who_has_it(
+def test_a_second_one_of_the_name_ends_and_reports_who_has_it(
     start_neuron: StartNeuron, gateway: Any, wait_until: Any
 ) -> None:
     first = start_neuron()
     wait_until(lambda: gateway.heartbeat() is not None)
     epoch = gateway.heartbeat().epoch
     second = start_neuron(stderr=subprocess.PIPE)
-    _, said = second.communicate(timeout=60)
+    _, output = second.communicate(timeout=60)
     assert second.returncode == 1
-    assert f"process {first.pid}, epoch {epoch[:8]}, since 20" in said.decode()
+    assert f"process {first.pid}, epoch {epoch[:8]}, since 20" in output.decode()
     assert gateway.heartbeat().epoch == epoch
 
 

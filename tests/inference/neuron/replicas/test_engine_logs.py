@@ -48,7 +48,7 @@ def test_lines_are_bounded_in_bytes_and_models(
     assert (logs.lines("huge", 1), logs.lines("other", 1)) == (None, [])
 
 
-def test_what_is_told_hides_keys(redis_db: redis.Redis) -> None:
+def test_what_is_reported_hides_keys(redis_db: redis.Redis) -> None:
     logs = EngineLogs(redis_db, neuron="n1")
     logs.writer("tiny")(b"Authorization: Bearer abcdefgh\xff\n")
     logs.send("ask-1", "tiny", 10)

@@ -7,7 +7,7 @@ import pytest
 from inference.neuron.replicas.engine_process import MARGIN_S, SilenceTimer, silence_limit_s
 
 
-def test_silence_grows_until_something_is_said() -> None:
+def test_silence_grows_until_something_is_reported() -> None:
     silence = SilenceTimer()
     assert [silence.look(float(now_s)) for now_s in range(10, 15)] == [0, 1, 2, 3, 4]
     silence.end()

@@ -68,7 +68,7 @@ def test_a_block_that_the_prompt_opened(tokenizer: Tokenizer) -> None:
     assert pieces == [ThoughtPart("so", "<think>", "</think>"), TextPart("yes")]
 
 
-def test_the_marker_is_told_at_once(tokenizer: Tokenizer) -> None:
+def test_the_marker_is_reported_at_once(tokenizer: Tokenizer) -> None:
     (start,) = tokenizer.encode("<think>", add_special_tokens=False)
     assert _choice(tokenizer).feed(start)[1] == [ThoughtPart("", "<think>", None)]
 
@@ -159,19 +159,19 @@ def test_nothing_visible_is_lost(
     """Thought, text and calls hold every character that is no white space and no marker of theirs,
     in order."""
     choice = _choice(tokenizer, starts_thinking=starts_thinking, calls=calls)
-    told = ""
+    streamed = ""
     for piece in _run(choice, text):
         match piece:
             case ThoughtPart(text=thought, opens=opens, closes=closes):
-                told += (opens or "") + thought + (closes or "")
+                streamed += (opens or "") + thought + (closes or "")
             case TextPart(text=visible):
-                told += visible
+                streamed += visible
             case CallStarted(name=name):
-                told += f"<call>{name}"
+                streamed += f"<call>{name}"
             case CallArguments(fragment=fragment):
-                told += f"{fragment}</call>"
+                streamed += f"{fragment}</call>"
     expected = ("<think>" if starts_thinking else "") + text
-    assert _squeezed(told) == _squeezed(expected)
+    assert _squeezed(streamed) == _squeezed(expected)
 
 
 def _squeezed(text: str) -> str:

@@ -66,7 +66,7 @@ def _kinds(phrases: PhraseMarkers, text: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (
             f"{OPENS}\nSo.\n\n{CLOSES}\nYes.",
@@ -90,12 +90,12 @@ def _kinds(phrases: PhraseMarkers, text: str) -> list[tuple[str, str]]:
         ("", []),
     ],
 )
-def test_what_is_said_between_spoken_phrases(text: str, told: list[tuple[str, str]]) -> None:
-    assert _kinds(SPOKEN, text) == told
+def test_the_text_between_phrases(text: str, expected: list[tuple[str, str]]) -> None:
+    assert _kinds(SPOKEN, text) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (
             "<think>So.</think>\n<response>Yes.</response>\n",
@@ -125,8 +125,8 @@ def test_what_is_said_between_spoken_phrases(text: str, told: list[tuple[str, st
         ),
     ],
 )
-def test_tags_that_are_no_tokens(text: str, told: list[tuple[str, str]]) -> None:
-    assert _kinds(TAGS, text) == told
+def test_tags_that_are_no_tokens(text: str, expected: list[tuple[str, str]]) -> None:
+    assert _kinds(TAGS, text) == expected
 
 
 WORDS = (
@@ -142,7 +142,7 @@ WORDS = (
     phrases=st.sampled_from([SPOKEN, TAGS]),
     is_open=st.booleans(),
 )
-def test_however_it_is_cut_it_says_the_same(
+def test_however_it_is_cut_it_gives_the_same(
     words: list[str], cuts: list[int], phrases: PhraseMarkers, is_open: bool
 ) -> None:
     text = "".join(words)
@@ -154,11 +154,11 @@ def test_however_it_is_cut_it_says_the_same(
         == whole
         == _read(phrases, list(text), is_open=is_open)
     )
-    said = "".join(run for _, run in whole)
-    assert said == text or said == text.lstrip() or phrases is TAGS
+    rejoined = "".join(run for _, run in whole)
+    assert rejoined == text or rejoined == text.lstrip() or phrases is TAGS
 
 
-def test_templates_tell_them() -> None:
+def test_templates_declare_them() -> None:
     assert find_phrases(GRANITE_32) is SPOKEN
     assert (TAGS.opens, TAGS.closes) == (("<think>",), ("</think>",))
     assert (TAGS.answer_opens, TAGS.answer_closes) == ("<response>", "</response>")

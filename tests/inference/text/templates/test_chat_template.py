@@ -161,7 +161,7 @@ def test_tools_that_may_not_be_called_are_not_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "told"),
+    ("kwargs", "expected"),
     [
         ({}, "False"),
         ({"shows_reasoning": True}, "unsaid"),
@@ -171,10 +171,10 @@ def test_tools_that_may_not_be_called_are_not_shown() -> None:
         ({"template_kwargs": {"thinking": True}}, "True"),
     ],
 )
-def test_what_the_template_is_told_of_thinking(kwargs: dict[str, object], told: str) -> None:
+def test_what_the_template_gets_about_thinking(kwargs: dict[str, object], expected: str) -> None:
     for switch in ("enable_thinking", "thinking"):
         source = f"{{{{ {switch} if {switch} is defined else 'unsaid' }}}}"
-        assert _render(source, _chat(("user", "x"), **kwargs)) == told
+        assert _render(source, _chat(("user", "x"), **kwargs)) == expected
 
 
 def test_the_effort_reaches_the_template() -> None:
@@ -190,13 +190,13 @@ def test_a_prompt_may_end_with_the_last_turn() -> None:
     assert _render(None, chat) == "<|im_start|>user\nHi<|im_end|>\n"
 
 
-def test_a_missing_template_is_chatml_and_said_so() -> None:
+def test_a_missing_template_is_chatml_and_reported() -> None:
     rendering = _rendering(None, _chat(("user", "Hi")))
     assert rendering.text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert rendering.refusal == "the model has no chat template"
 
 
-def test_a_refusing_template_falls_back_and_says_why() -> None:
+def test_a_refusing_template_falls_back_and_names_the_reason() -> None:
     source = "{{ raise_exception('roles must alternate') }}"
     rendering = _rendering(source, _chat(("user", "Hi")))
     assert rendering.text.startswith("<|im_start|>user\nHi")

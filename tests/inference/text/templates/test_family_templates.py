@@ -58,7 +58,7 @@ def test_qwen_shows_thinking_and_closes_the_block_when_nobody_will_see_it() -> N
     assert "<think>\nI must look.\n</think>" in _render(QWEN, HISTORY, tools=[TOOL])
 
 
-def test_llama_refuses_two_calls_in_one_turn_and_says_so() -> None:
+def test_llama_refuses_two_calls_in_one_turn_and_reports_it() -> None:
     both = ChatMessage(role="assistant", tool_calls=[CALL, CALL])
     with pytest.raises(TemplateRenderError, match="single tool-calls only"):
         _render(LLAMA, [HISTORY[1], both, HISTORY[3]], tools=[TOOL])

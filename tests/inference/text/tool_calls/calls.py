@@ -58,7 +58,7 @@ TOOLS = [
 ]
 
 Call = tuple[str, str]
-Told = list[str | Call]
+Merged = list[str | Call]
 """Texts, and calls as name and arguments, in order; neighbours of a kind are one."""
 
 
@@ -70,42 +70,42 @@ def parts_of(
     return [*parts, *parser.flush()]
 
 
-def told(parts: Iterable[Part]) -> Told:
+def merged(parts: Iterable[Part]) -> Merged:
     """Fails when arguments come outside of a call, or do not make up one JSON object."""
-    told: Told = []
+    merged: Merged = []
     is_in_call = False
     for part in parts:
         match part:
             case TextPart(text=text):
                 assert text
                 is_in_call = False
-                if told and isinstance(told[-1], str):
-                    told[-1] += text
+                if merged and isinstance(merged[-1], str):
+                    merged[-1] += text
                 else:
-                    told.append(text)
+                    merged.append(text)
             case CallStarted(name=name):
                 is_in_call = True
-                told.append((name, ""))
+                merged.append((name, ""))
             case CallArguments(fragment=fragment):
                 assert fragment
                 assert is_in_call
-                name, arguments = told[-1]
-                told[-1] = (name, arguments + fragment)
-    for one in told:
+                name, arguments = merged[-1]
+                merged[-1] = (name, arguments + fragment)
+    for one in merged:
         if not isinstance(one, str):
             assert isinstance(json.loads(one[1]), dict), one
-    return told
+    return merged
 
 
-def read(tool_format: ToolFormat, text: str, tools: Sequence[ToolDefinition] = TOOLS) -> Told:
-    return told(parts_of(tool_format, [text], tools))
+def read(tool_format: ToolFormat, text: str, tools: Sequence[ToolDefinition] = TOOLS) -> Merged:
+    return merged(parts_of(tool_format, [text], tools))
 
 
 def read_by_grammar(
     tool_format: ToolFormat, text: str, tools: Sequence[ToolDefinition] = TOOLS
-) -> Told:
+) -> Merged:
     """``read`` of an answer that a grammar has held to calls."""
     parser = tool_format.parser(tools)
     assert isinstance(parser, CallParser)
     parser.streams_arguments = True
-    return told([*parser.feed(text), *parser.flush()])
+    return merged([*parser.feed(text), *parser.flush()])

@@ -10,7 +10,7 @@ from inference.text.tool_calls.granite import GraniteFormat
 from inference.text.tool_calls.harmony import HarmonyFormat
 from inference.text.tool_calls.kimi import KimiFormat
 from inference.text.tool_calls.plain import PlainFormat
-from tests.inference.text.tool_calls.calls import Told
+from tests.inference.text.tool_calls.calls import Merged
 
 FAMILIES = {
     "deepseek": ds.DeepSeekFormat(writes_fences=True),
@@ -61,7 +61,7 @@ DSML_PARIS = (
 )
 DSML_SECTION = "<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"  # noqa: RUF001
 
-CASES: dict[str, dict[str, tuple[str, Told]]] = {
+CASES: dict[str, dict[str, tuple[str, Merged]]] = {
     "deepseek": {
         "one call": (f"{HEAD}{FENCED}{END}{ds.CALLS_END}", [LS]),
         "text before it": (f"I look.\n{HEAD}{FENCED}{END}{ds.CALLS_END}", ["I look.", LS]),

@@ -86,7 +86,7 @@ def test_a_value_follows_its_schema(schema: Any, text: str, value: Any) -> None:
         ({}, False),
     ],
 )
-def test_what_is_text_whatever_it_says(schema: Any, expected: bool) -> None:
+def test_what_stays_text_whatever_it_holds(schema: Any, expected: bool) -> None:
     assert is_text(schema, ROOT) is expected
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.text.tool_calls.call_parser import CallParser
-from tests.inference.text.tool_calls.calls import TOOLS, parts_of, read, told
+from tests.inference.text.tool_calls.calls import TOOLS, merged, parts_of, read
 from tests.inference.text.tool_calls.family_cases import CASES, FAMILIES
 
 EXAMPLES = [(name, case) for name, cases in CASES.items() for case in cases]
@@ -24,11 +24,11 @@ def test_a_published_answer_is_read(name: str, case: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "case"), EXAMPLES)
-def test_its_pieces_say_the_same(name: str, case: str) -> None:
+def test_its_pieces_give_the_same(name: str, case: str) -> None:
     text, expected = CASES[name][case]
     for size in (1, 2, 3, 7):
         chunks = [text[start : start + size] for start in range(0, len(text), size)]
-        assert told(parts_of(FAMILIES[name], chunks)) == expected, size
+        assert merged(parts_of(FAMILIES[name], chunks)) == expected, size
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -54,13 +54,13 @@ def _fragments() -> st.SearchStrategy[tuple[str, str]]:
 def test_any_answer_reads_the_same_whole_and_in_pieces(written: tuple[str, str]) -> None:
     name, text = written
     whole = read(FAMILIES[name], text)
-    assert told(parts_of(FAMILIES[name], text)) == whole
+    assert merged(parts_of(FAMILIES[name], text)) == whole
     calls = [part for part in whole if not isinstance(part, str)]
     if not calls:
         assert "".join(map(str, whole)) == text
 
 
-def test_arguments_are_told_as_they_come() -> None:
+def test_arguments_are_reported_as_they_come() -> None:
     """Where a grammar holds the answer to calls."""
     parser = FAMILIES["kimi"].parser(TOOLS)
     assert isinstance(parser, CallParser)

@@ -240,7 +240,7 @@ def test_what_cannot_be_enforced_is_refused_by_name(
     assert loose.accepts(written(family, ("f", {"a": "y"})))
 
 
-def test_a_value_of_two_types_says_which_it_is(vocabulary: Vocabulary) -> None:
+def test_a_value_of_two_types_shows_which_it_is(vocabulary: Vocabulary) -> None:
     either = tool("f", {"a": {"type": ["string", "integer"]}, "b": {"enum": ["x", 1]}}, strict=True)
     enforced = Enforced("dsml", vocabulary, REQUIRED, [either])
     for arguments in ({"a": "x"}, {"a": 1}, {"a": "1", "b": "x"}, {"b": 1}):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.inference.text.tool_calls.calls import FORMATS, Told, read
+from tests.inference.text.tool_calls.calls import FORMATS, Merged, read
 
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 PARIS = ("get_weather", '{"city":"Paris"}')
@@ -17,7 +17,7 @@ def _wrapped(call: str) -> str:
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
-EXAMPLES: dict[str, tuple[str, Told]] = {
+EXAMPLES: dict[str, tuple[str, Merged]] = {
     "one call": (_wrapped(WEATHER), [PARIS]),
     "text around it": (f"I look.\n\n{_wrapped(WEATHER)}\nDone. ", ["I look.", PARIS, "Done. "]),
     "several calls": (f"{_wrapped(WEATHER)}\n{_wrapped(WEATHER)}", [PARIS, PARIS]),

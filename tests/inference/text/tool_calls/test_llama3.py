@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.inference.text.tool_calls.calls import FORMATS, Told, read
+from tests.inference.text.tool_calls.calls import FORMATS, Merged, read
 
 WEATHER = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
 PARIS = ("get_weather", '{"city":"Paris"}')
 TAG = "<|python_tag|>"
 
-EXAMPLES: dict[str, tuple[str, Told]] = {
+EXAMPLES: dict[str, tuple[str, Merged]] = {
     "one call": (WEATHER, [PARIS]),
     "whitespace before it": (f"\n\n {WEATHER}", [PARIS]),
     "behind the tag": (TAG + WEATHER, [PARIS]),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.inference.text.tool_calls.calls import FORMATS, Told, read
+from tests.inference.text.tool_calls.calls import FORMATS, Merged, read
 
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 PARIS = ("get_weather", '{"city":"Paris"}')
 NAMED = '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}'
 
-EXAMPLES: dict[str, tuple[str, Told]] = {
+EXAMPLES: dict[str, tuple[str, Merged]] = {
     "one call": (f"[TOOL_CALLS][{WEATHER}]", [PARIS]),
     "whitespace": (f"[TOOL_CALLS] [\n{WEATHER}\n] ", [PARIS]),
     "several": (f"[TOOL_CALLS][{WEATHER}, {WEATHER}]", [PARIS, PARIS]),

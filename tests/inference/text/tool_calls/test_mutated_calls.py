@@ -20,7 +20,7 @@ import pytest
 
 from inference.text.answers.parts import ToolFormat
 from inference.text.tool_calls.json_calls import MAX_EXTRA_BRACES
-from tests.inference.text.tool_calls.calls import FORMATS, Told, parts_of, read, told
+from tests.inference.text.tool_calls.calls import FORMATS, Merged, merged, parts_of, read
 from tests.inference.text.tool_calls.family_cases import FAMILIES
 from tests.inference.text.tool_calls.written_calls import (
     ARGUMENTS,
@@ -97,7 +97,7 @@ def is_closed(block: str) -> bool:
     return block.rstrip().endswith(">")
 
 
-def readings(name: str, written: str, answer: Told) -> Iterator[Calls]:
+def readings(name: str, written: str, answer: Merged) -> Iterator[Calls]:
     """What the text strictly says, without the text around its calls: as it stands, with the brace
     that may be missing, without up to three that are too many, and without a comma behind which no
     argument is missing. Nothing, where the text behind the calls may be a part of them."""
@@ -121,7 +121,7 @@ def readings(name: str, written: str, answer: Told) -> Iterator[Calls]:
             yield calls
 
 
-def fault(name: str, written: str, call: tuple[str, dict[str, Any]], answer: Told) -> str | None:
+def fault(name: str, written: str, call: tuple[str, dict[str, Any]], answer: Merged) -> str | None:
     """``None``: the answer is the call, the text, or what the text strictly says."""
     calls = [(one[0], json.loads(one[1])) for one in answer if not isinstance(one, str)]
     if not calls:
@@ -147,9 +147,9 @@ def test_valid_calls_are_read_wherever_they_are_cut(name: str) -> None:
         assert WRITINGS[name].read(written) == [(called, arguments)], written
         whole = read(format_of(name), written, TOOLS)
         assert [(one[0], json.loads(one[1])) for one in whole] == [(called, arguments)], written
-        assert told(parts_of(format_of(name), written, TOOLS)) == whole
+        assert merged(parts_of(format_of(name), written, TOOLS)) == whole
     for cut in range(len(written)):
-        assert told(parts_of(format_of(name), [written[:cut], written[cut:]], TOOLS)) == whole
+        assert merged(parts_of(format_of(name), [written[:cut], written[cut:]], TOOLS)) == whole
 
 
 @pytest.mark.limit_s(max(LIMIT_S, MAX_S_OF_A_CHANGE * MANY / len(WRITINGS)))
@@ -168,4 +168,4 @@ def test_a_changed_call_is_the_call_or_text(name: str) -> None:
         )
         for cut in cuts:
             pieces = [written[:cut], written[cut:]]
-            assert told(parts_of(format_of(name), pieces, TOOLS)) == answer, written
+            assert merged(parts_of(format_of(name), pieces, TOOLS)) == answer, written

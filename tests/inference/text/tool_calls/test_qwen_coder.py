@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.inference.text.tool_calls.calls import FORMATS, Told, read
+from tests.inference.text.tool_calls.calls import FORMATS, Merged, read
 
 LS = "<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>"
 LIST_FILES = ("bash", '{"command":"ls"}')
@@ -18,7 +18,7 @@ def _with(arguments: str, name: str = "write_file") -> str:
     return _wrapped(f"<function={name}>\n{arguments}</function>")
 
 
-EXAMPLES: dict[str, tuple[str, Told]] = {
+EXAMPLES: dict[str, tuple[str, Merged]] = {
     "one call": (_wrapped(LS), [LIST_FILES]),
     "text around it": (f"I look.\n\n{_wrapped(LS)}\nDone.", ["I look.", LIST_FILES, "Done."]),
     "several calls": (f"{_wrapped(LS)}\n{_wrapped(LS)}", [LIST_FILES, LIST_FILES]),

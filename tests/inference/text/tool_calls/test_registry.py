@@ -40,7 +40,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_tells_its_format(name: str, vocabularies: dict[str, Vocabulary]) -> None:
+def test_a_template_shows_its_format(name: str, vocabularies: dict[str, Vocabulary]) -> None:
     found = find_tool_format(TEMPLATES[name], vocabularies["spelled"].text)
     assert found is not None
     assert found.name == name
@@ -55,7 +55,7 @@ def test_gemma_3_writes_what_its_prompt_asks_for(
 
 
 @pytest.mark.parametrize("template", [TEMPLATES["glm"], TEMPLATES["deepseek"] + "```json"])
-def test_templates_tell_which_of_two_forms(
+def test_templates_show_which_of_two_forms(
     template: str, vocabularies: dict[str, Vocabulary]
 ) -> None:
     text = vocabularies["spelled"].text
@@ -76,7 +76,7 @@ def test_other_formats_are_not_guessed(name: str, vocabularies: dict[str, Vocabu
         assert find_tool_format(UNKNOWN[name], vocabulary.text) is None
 
 
-def test_a_tokenizer_tells_what_its_template_does_not(
+def test_a_tokenizer_shows_what_its_template_does_not(
     vocabularies: dict[str, Vocabulary],
 ) -> None:
     assert find_tool_format(TOOLS, vocabularies["spelled"].text) is None
@@ -85,7 +85,7 @@ def test_a_tokenizer_tells_what_its_template_does_not(
     assert found.name == "mistral"
 
 
-def test_mistral_templates_tell_which_form_the_model_writes(
+def test_mistral_templates_show_which_form_the_model_writes(
     vocabularies: dict[str, Vocabulary],
 ) -> None:
     text = vocabularies["special"].text

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from inference.protocol.generation import ToolDefinition
 from inference.text.answers.parts import CallArguments, CallStarted
 from inference.text.tool_calls.call_parser import CallParser
-from tests.inference.text.tool_calls.calls import FORMATS, parts_of, read, told
+from tests.inference.text.tool_calls.calls import FORMATS, merged, parts_of, read
 
 FRAGMENTS = {
     "hermes": ["<tool_call>", "</tool_call>", "<tool", "</tool_c"],
@@ -73,8 +73,8 @@ def test_any_split_gives_the_same_parts(name: str, data: st.DataObject) -> None:
     borders = sorted({0, len(text), *cuts})
     chunks = [text[start:end] for start, end in itertools.pairwise(borders)]
     whole = read(FORMATS[name], text)
-    assert told(parts_of(FORMATS[name], chunks)) == whole
-    assert told(parts_of(FORMATS[name], text)) == whole
+    assert merged(parts_of(FORMATS[name], chunks)) == whole
+    assert merged(parts_of(FORMATS[name], text)) == whole
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen_coder", "mistral", "mistral_named"])
@@ -133,7 +133,7 @@ def test_a_call_that_is_cut_off_is_still_json(
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_arguments_are_told_as_they_come(name: str) -> None:
+def test_arguments_are_reported_as_they_come(name: str) -> None:
     text = WRITTEN[name].format('{"a": "' + "x" * 100 + '"}')
     """Where a grammar holds the answer to calls."""
     parser = FORMATS[name].parser([])
@@ -146,7 +146,7 @@ def test_arguments_are_told_as_they_come(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_nothing_of_a_call_is_told_before_it_is_whole(name: str) -> None:
+def test_nothing_of_a_call_is_reported_before_it_is_whole(name: str) -> None:
     text = WRITTEN[name].format('{"a": "' + "x" * 9 + '"}')
     parser = FORMATS[name].parser([])
     for character in text[:-1]:

@@ -164,7 +164,7 @@ def cut(draw: Any, text: str) -> list[str]:
 
 
 @st.composite
-def told(draw: Any, parts: list[tuple[str, str]]) -> list[Event]:
+def events_of_parts(draw: Any, parts: list[tuple[str, str]]) -> list[Event]:
     """``parts`` as events, each cut at will."""
     events: list[Event] = [Accepted(request_id="r", prompt_tokens=9)]
     for index, (kind, text) in enumerate(parts):
@@ -190,11 +190,11 @@ def told(draw: Any, parts: list[tuple[str, str]]) -> list[Event]:
 
 @pytest.mark.parametrize("thinking", ["adaptive", "omitted", None])
 @given(data=st.data(), parts=answers)
-def test_streams_and_bodies_say_the_same_however_they_are_cut(
+def test_streams_and_bodies_agree_however_they_are_cut(
     thinking: str | None, data: Any, parts: list[tuple[str, str]]
 ) -> None:
     request = parse(**_thinking(thinking))
-    one, other = data.draw(told(parts)), data.draw(told(parts))
+    one, other = data.draw(events_of_parts(parts)), data.draw(events_of_parts(parts))
     whole = _body(request, one)
     assert whole == _body(request, other)
     assert _folded(request, one) == _folded(request, other) == whole
@@ -222,10 +222,10 @@ def _folded(request: anthropic_messages.MessagesRequest, events: list[Event]) ->
     names = []
     for frame in frames:
         head, data = frame.split("\n", 1)
-        said = json.loads(data.removeprefix("data: "))
-        assert head == f"event: {said['type']}"
-        names.append(said["type"])
-        _fold(message, said)
+        payload = json.loads(data.removeprefix("data: "))
+        assert head == f"event: {payload['type']}"
+        names.append(payload["type"])
+        _fold(message, payload)
     assert names[:2] == ["message_start", "ping"]
     assert names[-2:] == ["message_delta", "message_stop"]
     assert names.count("content_block_start") == names.count("content_block_stop")
@@ -235,26 +235,26 @@ def _folded(request: anthropic_messages.MessagesRequest, events: list[Event]) ->
     return message
 
 
-def _fold(message: dict[str, Any], said: dict[str, Any]) -> None:
-    match said["type"]:
+def _fold(message: dict[str, Any], payload: dict[str, Any]) -> None:
+    match payload["type"]:
         case "message_start":
-            message.update(said["message"])
+            message.update(payload["message"])
         case "content_block_start":
-            assert said["index"] == len(message["content"])
-            message["content"].append(said["content_block"])
+            assert payload["index"] == len(message["content"])
+            message["content"].append(payload["content_block"])
         case "content_block_delta":
-            block, delta = message["content"][said["index"]], said["delta"]
+            block, delta = message["content"][payload["index"]], payload["delta"]
             key = {"partial_json": "json"}
             for name, value in delta.items():
                 if name != "type":
                     name = key.get(name, name)
                     block[name] = block.get(name, "") + value
         case "message_delta":
-            message.update(said["delta"])
-            message["usage"] = said["usage"]
+            message.update(payload["delta"])
+            message["usage"] = payload["usage"]
 
 
-def test_thinking_that_was_not_asked_for_is_not_told() -> None:
+def test_thinking_that_was_not_asked_for_is_not_reported() -> None:
     events: list[Event] = [
         Accepted(request_id="r", prompt_tokens=1),
         ReasoningDelta(request_id="r", text="secret", opens="<think>", closes="</think>"),
@@ -279,7 +279,7 @@ def test_equal_thoughts_have_equal_signatures_and_others_others() -> None:
     assert signature("a") == signature("a") != signature("b")
 
 
-@given(events=told([("thinking", "hm"), ("text", "Let me see."), ("tool_use", "x")]))
+@given(events=events_of_parts([("thinking", "hm"), ("text", "Let me see."), ("tool_use", "x")]))
 def test_an_answer_can_be_sent_back_as_it_came(events: list[Event]) -> None:
     body = _body(parse(thinking={"type": "adaptive"}), events)
     result = {"type": "tool_result", "tool_use_id": body["content"][-1]["id"], "content": "ok"}
@@ -307,11 +307,11 @@ def test_an_answer_can_be_sent_back_as_it_came(events: list[Event]) -> None:
 )
 def test_errors_have_the_word_for_their_status(code: str, type_: str, status: int) -> None:
     error = RequestFailedError(Failure(code=code, message="No."))
-    said = json.loads(anthropic_errors.error_body(error, request_id="r"))
+    payload = json.loads(anthropic_errors.error_body(error, request_id="r"))
     assert error.status == status
-    assert said["type"] == "error" and said["request_id"] == "r"
-    assert said["error"]["type"] == type_
-    assert said["error"]["details"] == {"error_code": code, "param": None}
+    assert payload["type"] == "error" and payload["request_id"] == "r"
+    assert payload["error"]["type"] == type_
+    assert payload["error"]["details"] == {"error_code": code, "param": None}
 
 
 def test_an_error_frame_is_an_error_event() -> None:

@@ -15,20 +15,20 @@ from inference.wire.openai.responses import errors as openai_responses_errors
 
 
 def _openai(error: ApiError) -> str | None:
-    said = json.loads(openai_errors.error_body(error, request_id="r"))
-    return said["error"]["param"]
+    body = json.loads(openai_errors.error_body(error, request_id="r"))
+    return body["error"]["param"]
 
 
 def _responses(error: ApiError) -> str | None:
-    said = json.loads(openai_responses_errors.error_body(error, request_id="r"))
+    body = json.loads(openai_responses_errors.error_body(error, request_id="r"))
     _, event = openai_responses_errors.error_event(error)
-    assert event["param"] == event["error"]["param"] == said["error"]["param"]
-    return said["error"]["param"]
+    assert event["param"] == event["error"]["param"] == body["error"]["param"]
+    return body["error"]["param"]
 
 
 def _anthropic(error: ApiError) -> str | None:
-    said = json.loads(anthropic_errors.error_body(error, request_id="r"))
-    return said["error"]["details"]["param"]
+    body = json.loads(anthropic_errors.error_body(error, request_id="r"))
+    return body["error"]["details"]["param"]
 
 
 @pytest.mark.parametrize(

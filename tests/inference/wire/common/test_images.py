@@ -44,7 +44,7 @@ def test_an_image_is_known_by_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("head", ["DATA:;BASE64,", "data:image/png;name=a.png;base64,"])
-def test_a_data_uri_may_say_more_or_less(head: str) -> None:
+def test_a_data_uri_may_declare_more_or_less(head: str) -> None:
     assert image_url(head + base64_of(CAT), "x").data == CAT
 
 

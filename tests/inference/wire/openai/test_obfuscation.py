@@ -18,7 +18,7 @@ def _frame(text: str) -> bytes:
 
 
 @given(texts=st.lists(st.text(max_size=80), max_size=5))
-def test_chunks_are_whole_blocks_and_say_the_same(texts: list[str]) -> None:
+def test_chunks_are_whole_blocks_and_give_the_same(texts: list[str]) -> None:
     plain = b"".join(map(_frame, texts)) + b"data: [DONE]\n\n"
     *frames, done, rest = padded(plain, marks=MARK).split(b"\n\n")
     assert (done, rest) == (b"data: [DONE]", b"")
@@ -29,7 +29,7 @@ def test_chunks_are_whole_blocks_and_say_the_same(texts: list[str]) -> None:
         assert chunk["choices"][0]["delta"]["content"] == text
 
 
-def test_words_of_few_letters_are_told_alike() -> None:
+def test_words_of_few_letters_are_alike() -> None:
     sizes = {len(padded(_frame("x" * length), marks=MARK)) for length in range(8)}
     assert len(sizes) == 1
 

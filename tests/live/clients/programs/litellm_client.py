@@ -40,25 +40,28 @@ WEATHER = {
 }
 
 
-def said(text):
+def text_of(text):
     return [{"role": "user", "content": text}]
 
 
 def weather(settings):
-    messages = said("What is the weather in Oslo?")
+    messages = text_of("What is the weather in Oslo?")
     asked = settings | {"tools": [WEATHER], "max_tokens": 200}
     message = litellm.completion(messages=messages, **asked).choices[0].message
     call = message.tool_calls[0]
     same(json.loads(call.function.arguments), {"city": "Oslo"})
     result = {"role": "tool", "tool_call_id": call.id, "content": "snow at noon"}
-    told = litellm.completion(messages=[*messages, message, result], **asked)
-    same(told.choices[0].message.content, "It snows in Oslo.")
+    final = litellm.completion(messages=[*messages, message, result], **asked)
+    same(final.choices[0].message.content, "It snows in Oslo.")
 
 
 def streamed_weather(settings):
     chunks = list(
         litellm.completion(
-            messages=said("What is the weather in Oslo?"), tools=[WEATHER], stream=True, **settings
+            messages=text_of("What is the weather in Oslo?"),
+            tools=[WEATHER],
+            stream=True,
+            **settings,
         )
     )
     message = litellm.stream_chunk_builder(chunks).choices[0].message
@@ -67,7 +70,10 @@ def streamed_weather(settings):
 
 async def hello_later(settings):
     stream = await litellm.acompletion(
-        messages=said("Say hello"), stream=True, stream_options={"include_usage": True}, **settings
+        messages=text_of("Say hello"),
+        stream=True,
+        stream_options={"include_usage": True},
+        **settings,
     )
     chunks = [chunk async for chunk in stream]
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
@@ -80,7 +86,7 @@ def try_provider(name, provider, base_url, dish_prompt, reasoning):
 
     @feature(f"{name}: answer")
     def _():
-        answer = litellm.completion(messages=said("Say hello"), **settings)
+        answer = litellm.completion(messages=text_of("Say hello"), **settings)
         same(answer.choices[0].message.content, "Hello there.")
 
     feature(f"{name}: stream")(lambda: hello_later(settings))
@@ -89,25 +95,25 @@ def try_provider(name, provider, base_url, dish_prompt, reasoning):
 
     @feature(f"{name}: structured output")
     def _():
-        answer = litellm.completion(messages=said(dish_prompt), response_format=Dish, **settings)
+        answer = litellm.completion(messages=text_of(dish_prompt), response_format=Dish, **settings)
         same(json.loads(answer.choices[0].message.content), SOUP)
 
     @feature(f"{name}: reasoning")
     def _():
-        asked = said("What is two and two?")
+        asked = text_of("What is two and two?")
         answer = litellm.completion(messages=asked, **settings, **reasoning)
         same(answer.choices[0].message.reasoning_content.strip(), "Two and two.")
 
     @feature(f"{name}: unknown model")
     def _():
         wrong = settings | {"model": f"{provider}/nosuch"}
-        error = refusal(lambda: litellm.completion(messages=said("Say hello"), **wrong))
+        error = refusal(lambda: litellm.completion(messages=text_of("Say hello"), **wrong))
         same(type(error).__name__, "NotFoundError")
 
     @feature(f"{name}: full context")
     def _():
         small = settings | {"model": f"{provider}/{SMALL_CONTEXT}"}
-        error = refusal(lambda: litellm.completion(messages=said(LONG), **small))
+        error = refusal(lambda: litellm.completion(messages=text_of(LONG), **small))
         same(type(error).__name__, "ContextWindowExceededError")
 
 

@@ -91,7 +91,7 @@ def test_prompt_speed_limits_the_context_and_the_blocks() -> None:
     assert "takes 60 s of the 60 s allowed (10 tokens/s, measured" in found.context_reason
 
 
-def test_speed_without_a_bound_is_only_told() -> None:
+def test_speed_without_a_bound_is_only_reported() -> None:
     found = plan(10**12, prefill=prefill_bound(None, is_average=True))
     assert found.context_tokens == 1024
     assert found.context_reason.endswith(
@@ -114,7 +114,7 @@ def test_too_little_is_refused_with_both_numbers() -> None:
         plan(7 * BLOCK_BYTES)
 
 
-def test_past_prompts_take_twice_the_weights_unless_the_operator_said_more(
+def test_past_prompts_take_twice_the_weights_unless_the_operator_set_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("HELEXA_CPU_KV_SHARE", raising=False)
@@ -239,7 +239,7 @@ def test_many_short_sequences_need_more_than_a_few_contexts() -> None:
     assert shared_budget(1_000, context_bytes=100, sequences_bytes=900) == 500
 
 
-def test_the_plan_of_a_card_leaves_room_and_says_what_its_kv_holds() -> None:
+def test_the_plan_of_a_card_leaves_room_and_reports_its_kv() -> None:
     alone = plan(10_000 * BLOCK_BYTES, max_sequences=1000)
     shared = plan(10_000 * BLOCK_BYTES, leaves_room=True, max_sequences=1000)
     assert shared.context_tokens == alone.context_tokens

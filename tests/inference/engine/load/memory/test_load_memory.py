@@ -67,7 +67,7 @@ def test_a_load_without_memory_does_not_fit(
     assert failure.code == code
 
 
-def test_first_steps_without_memory_say_so() -> None:
+def test_first_steps_without_memory_report_it() -> None:
     class Engine:
         has_work = True
 

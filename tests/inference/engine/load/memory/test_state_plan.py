@@ -34,7 +34,7 @@ LAYOUT = cache_layout(CONFIG)
 SLOT_BYTES = 3 * 4 * (3 * (2 * 16 + 24) + 4 * 8 * 6)
 
 
-def test_a_layout_says_who_keeps_what() -> None:
+def test_a_layout_names_who_keeps_what() -> None:
     assert LAYOUT.attention_layers == (3,)
     assert LAYOUT.state_layers == (0, 1, 2)
     assert LAYOUT.state_bytes_per_slot == SLOT_BYTES

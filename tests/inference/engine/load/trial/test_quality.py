@@ -65,7 +65,7 @@ def built(model: OpenedModel, execution: str, native_cache_dir: Path) -> AnyMode
 def words(
     model: OpenedModel,
     tmp_path: Path,
-    told: list[LoadProgress] | None = None,
+    reported: list[LoadProgress] | None = None,
     context_tokens: int = CONTEXT_TOKENS,
 ) -> str:
     return quality_in_words(
@@ -74,7 +74,7 @@ def words(
         "torch operators",
         context_tokens=context_tokens,
         cache_dir=tmp_path / "quality",
-        on_progress=[].append if told is None else told.append,
+        on_progress=[].append if reported is None else reported.append,
     )
 
 
@@ -135,12 +135,12 @@ def test_the_report_has_the_figure_and_a_second_load_does_not_measure(
     tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = save_calmer(tiny_model_dir, tmp_path / "tiny", torch.bfloat16)
-    told: list[LoadProgress] = []
-    first = words(opened(directory, tmp_path, "q4"), tmp_path, told)
+    reported: list[LoadProgress] = []
+    first = words(opened(directory, tmp_path, "q4"), tmp_path, reported)
     assert first.startswith("KL 0.")
     assert "nats a token against BF16, perplexity " in first
     assert first.endswith(f"on {CONTEXT_TOKENS - 1} tokens")
-    assert [(p.done, p.total) for p in told] == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert [(p.done, p.total) for p in reported] == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
     monkeypatch.setattr(quality, "prompt_logits", None)  # whoever measures again fails
     assert words(opened(directory, tmp_path, "q4"), tmp_path) == first
@@ -155,17 +155,19 @@ def test_a_load_reports_what_quantising_cost(tiny_model_dir: Path, data_dir: Pat
         quantization="q8",
         kv_memory_bytes=4 * 1024**2,
     )
-    told: list[LoadProgress] = []
-    report = load_engine(spec, data_dir, told.append).report
+    reported: list[LoadProgress] = []
+    report = load_engine(spec, data_dir, reported.append).report
     assert report.quality.startswith("KL 0.") and "q8" in report.quantization
     assert report.weight_bytes < 1.2 * report.num_parameters
-    details = list(dict.fromkeys(p.detail for p in told))
+    details = list(dict.fromkeys(p.detail for p in reported))
     assert details.index("quantising to q8") < details.index("measuring what quantising cost")
 
-    told.clear()
-    assert load_engine(spec, data_dir, told.append).report.quality == report.quality
-    assert "measuring what quantising cost" not in {p.detail for p in told}
-    dense = load_engine(msgspec.structs.replace(spec, quantization="auto"), data_dir, told.append)
+    reported.clear()
+    assert load_engine(spec, data_dir, reported.append).report.quality == report.quality
+    assert "measuring what quantising cost" not in {p.detail for p in reported}
+    dense = load_engine(
+        msgspec.structs.replace(spec, quantization="auto"), data_dir, reported.append
+    )
     assert dense.report.quality == ""
 
 
@@ -177,9 +179,9 @@ def test_what_changes_the_figure_is_measured_anew(
     words(opened(directory, tmp_path, "q4"), tmp_path)
     if change == "a file written since":
         os.utime(directory / "model.safetensors", (1, 1))
-    told: list[LoadProgress] = []
-    words(opened(directory, tmp_path, "q8" if change == "other bits" else "q4"), tmp_path, told)
-    assert told
+    reported: list[LoadProgress] = []
+    words(opened(directory, tmp_path, "q8" if change == "other bits" else "q4"), tmp_path, reported)
+    assert reported
 
 
 def test_a_figure_that_is_not_understood_is_measured_anew(
@@ -192,7 +194,7 @@ def test_a_figure_that_is_not_understood_is_measured_anew(
     assert kept.read_text() != '{"kl'
 
 
-def test_without_the_memory_the_report_says_so(
+def test_without_the_memory_the_report_states_it(
     tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = opened(tiny_model_dir, tmp_path, "q4")
@@ -203,7 +205,7 @@ def test_without_the_memory_the_report_says_so(
     assert not (tmp_path / "quality").exists()
 
 
-def test_a_text_of_few_tokens_says_nothing(tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_a_text_of_few_tokens_proves_nothing(tiny_model_dir: Path, tmp_path: Path) -> None:
     model = opened(tiny_model_dir, tmp_path, "q4")
     assert words(model, tmp_path, context_tokens=8) == (
         "not measured: the fixed text is 8 tokens to this model"

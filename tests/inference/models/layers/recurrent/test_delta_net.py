@@ -127,7 +127,7 @@ def test_a_prompt_may_be_cut_anywhere(ends: list[int]) -> None:
     check_close(in_parts(raw.ours(), ends), raw.chunked())
 
 
-def test_decoding_goes_on_where_a_prompt_ended() -> None:
+def test_decoding_continues_where_a_prompt_ended() -> None:
     raw = RawInputs(80, seed=2)
     inputs = raw.ours()
     _, state = delta_chunks(part(inputs, 0, 70), torch.zeros(STATE_SHAPE))

@@ -25,9 +25,9 @@ from tests.inference.neuron.told_answers import (
     Folded,
     answer_of,
     events_of,
+    events_of_steps,
     ids_of,
     steps_of,
-    tell,
     text_of,
     tokenizer,
 )
@@ -56,7 +56,7 @@ WORDS = [
     starts_thinking=st.booleans(),
     reason=st.sampled_from(["stop", "length"]),
 )
-def test_any_split_tells_the_same(
+def test_any_split_gives_the_same_events(
     tokenizer: Tokenizer, text: str, cuts: list[int], starts_thinking: bool, reason: str
 ) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -64,9 +64,9 @@ def test_any_split_tells_the_same(
     for some_cuts in ([], cuts, list(range(len(ids)))):
         choice_text = text_of(tokenizer, stop=["END"], starts_thinking=starts_thinking)
         answer = answer_of(Choice(request_id="r", text=choice_text))
-        folded.append(Folded(tell(answer, steps_of(ids, some_cuts, reason))))
+        folded.append(Folded(events_of_steps(answer, steps_of(ids, some_cuts, reason))))
     whole, split, single = folded
-    assert whole.told == split.told == single.told
+    assert whole.reported == split.reported == single.reported
     assert whole.ends == split.ends == single.ends
     assert whole.logprobs == split.logprobs == single.logprobs
     finished = whole.ends[-1]
@@ -77,12 +77,12 @@ def test_any_split_tells_the_same(
 
 
 @given(text=st.lists(st.sampled_from(WORDS), max_size=10).map("".join))
-def test_reasoning_deltas_tell_every_thought_token(tokenizer: Tokenizer, text: str) -> None:
+def test_reasoning_deltas_report_every_thought_token(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode("<think>" + text.replace("</think>", ""), add_special_tokens=False)
     answer = answer_of(Choice(request_id="r", text=text_of(tokenizer)))
-    events = tell(answer, steps_of([*ids, *ids_of(tokenizer, "</think>")], [3, 5]))
-    told = sum(event.num_tokens for event in events if isinstance(event, ReasoningDelta))
-    assert told == len(ids) + 1
+    events = events_of_steps(answer, steps_of([*ids, *ids_of(tokenizer, "</think>")], [3, 5]))
+    reported = sum(event.num_tokens for event in events if isinstance(event, ReasoningDelta))
+    assert reported == len(ids) + 1
 
 
 def _reason(events: list[Event]) -> str:
@@ -113,8 +113,8 @@ def test_calls_are_named_by_request_choice_and_place(tokenizer: Tokenizer) -> No
 
 
 def test_thoughts_carry_no_logprobs(tokenizer: Tokenizer) -> None:
-    told = Folded(events_of(tokenizer, "<think>so</think>yes")).logprobs
-    assert "".join(entry.token for entry in told) == "yes"
+    reported = Folded(events_of(tokenizer, "<think>so</think>yes")).logprobs
+    assert "".join(entry.token for entry in reported) == "yes"
 
 
 def test_usage_counts_thoughts_and_the_stop_token(tokenizer: Tokenizer) -> None:
@@ -130,7 +130,7 @@ def test_a_stop_string_ends_the_count_whatever_came_with_it(tokenizer: Tokenizer
     text = ChoiceText(tokenizer, stop=["E"])
     answer = answer_of(Choice(request_id="r", text=text))
     ids = [*ids_of(tokenizer, "yes"), *ids_of(tokenizer, "E"), *ids_of(tokenizer, "more")]
-    events = tell(answer, steps_of(ids, [], None))
+    events = events_of_steps(answer, steps_of(ids, [], None))
     assert [type(event) for event in events] == [Delta, ChoiceFinished, Finished]
     assert answer.has_finished(0)
     finished = events[-1]
@@ -152,7 +152,7 @@ def test_drafts_are_counted_as_far_as_they_are_in_the_answer(tokenizer: Tokenize
             num_accepted_drafts=len(ids) - 1,
         ),
     ]
-    finished = tell(answer_of(choice), steps)[-1]
+    finished = events_of_steps(answer_of(choice), steps)[-1]
     assert isinstance(finished, Finished)
     assert finished.usage.accepted_drafts == finished.usage.completion_tokens - 1
     assert finished.usage.rejected_drafts == 3 + 2
@@ -163,8 +163,8 @@ def test_an_answer_ends_with_its_last_choice(tokenizer: Tokenizer) -> None:
     answer = answer_of(*choices, n=2)
     steps = steps_of(ids_of(tokenizer, "yes"), [])
     for index in (2, 0, 3):
-        assert not isinstance(tell(answer, steps, index)[-1], Finished)
-    finished = tell(answer, steps, 1)[-1]
+        assert not isinstance(events_of_steps(answer, steps, index)[-1], Finished)
+    finished = events_of_steps(answer, steps, 1)[-1]
     assert isinstance(finished, Finished)
     assert finished.usage.cached_tokens == 6, "the two prompts, each counted once"
 
@@ -177,8 +177,8 @@ def test_tokens_are_answer_once_it_is_known_that_they_are(
     spoken = f"{SPOKEN.opens[0]} So. {SPOKEN.closes[0]} Here it is"
     for text, answer in ((spoken, "Here it is"), ("Here is a list", "Here is a list")):
         choice = Choice(request_id="r", text=ChoiceText(tokenizer, phrases=SPOKEN))
-        folded = Folded(tell(answer_of(choice), steps_of(ids_of(tokenizer, text), cuts)))
-        assert folded.told[-1] == ["text", answer]
+        folded = Folded(events_of_steps(answer_of(choice), steps_of(ids_of(tokenizer, text), cuts)))
+        assert folded.reported[-1] == ["text", answer]
         assert "".join(entry.token for entry in folded.logprobs).strip() == answer
         assert folded.num_tokens == choice.num_output_tokens
 
@@ -191,7 +191,7 @@ class TestTiming:
     def _end(self, answer: Answer, ids: list[int], index: int = 0) -> Event:
         *steps, last = steps_of(ids, [])
         timed = msgspec.structs.replace(last, timing=self.TIMING)
-        return tell(answer, [*steps, timed], index)[-1]
+        return events_of_steps(answer, [*steps, timed], index)[-1]
 
     def test_goes_up_with_the_end(self, tokenizer: Tokenizer) -> None:
         ids = tokenizer.encode("Paris is nice", add_special_tokens=False)
@@ -200,7 +200,7 @@ class TestTiming:
         assert isinstance(end, Finished)
         assert end.timing == self.TIMING
 
-    def test_is_not_told_of_several_choices_or_of_what_a_stop_string_ended(
+    def test_scores_are_not_given_for_several_choices_or_after_a_stop_string(
         self, tokenizer: Tokenizer
     ) -> None:
         ids = tokenizer.encode("Paris is nice", add_special_tokens=False)

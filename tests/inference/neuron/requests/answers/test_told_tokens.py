@@ -24,9 +24,9 @@ from tests.inference.neuron.told_answers import (
     Folded,
     answer_of,
     events_of,
+    events_of_steps,
     ids_of,
     steps_of,
-    tell,
     text_of,
     tokenizer,
 )
@@ -36,8 +36,8 @@ __all__ = ["tokenizer"]
 
 def test_an_echo_comes_first(tokenizer: Tokenizer) -> None:
     choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=Echo("The "))
-    events = tell(answer_of(choice), steps_of(ids_of(tokenizer, "yes"), [0]))
-    assert Folded(events).told == [["text", "The yes"]]
+    events = events_of_steps(answer_of(choice), steps_of(ids_of(tokenizer, "yes"), [0]))
+    assert Folded(events).reported == [["text", "The yes"]]
 
 
 def test_a_prompts_logprobs_come_with_its_echo(tokenizer: Tokenizer) -> None:
@@ -60,7 +60,7 @@ def test_a_prompts_logprobs_come_with_its_echo(tokenizer: Tokenizer) -> None:
         finish_reason="length",
         num_output_tokens=len(answer),
     )
-    events = tell(answer_of(choice), [*of_prompt, end])
+    events = events_of_steps(answer_of(choice), [*of_prompt, end])
     (delta,) = (event for event in events if isinstance(event, Delta))
     assert delta.text == "The yes" and delta.num_tokens == len(answer)
     assert [token.logprob for token in delta.logprobs or []] == [
@@ -70,7 +70,7 @@ def test_a_prompts_logprobs_come_with_its_echo(tokenizer: Tokenizer) -> None:
     ]
 
 
-def test_a_prompts_scores_are_told_as_they_come(tokenizer: Tokenizer) -> None:
+def test_a_prompts_scores_are_reported_as_they_come(tokenizer: Tokenizer) -> None:
     """Each with as many candidates as were asked for, also where its echo shows another number."""
     first, second = ids_of(tokenizer, "no")
     best = [(first, -0.25), (second, -1.5)]
@@ -85,37 +85,41 @@ def test_a_prompts_scores_are_told_as_they_come(tokenizer: Tokenizer) -> None:
     )
     (event,) = answer_of(choice).feed(0, scored)
     assert isinstance(event, PromptScored) and event.prompt_index == 3
-    told = [[(one.text, one.logprob, one.rank) for one in token] for token in event.tokens]
-    assert told == [[("o", -1.5, 2), ("n", -0.25, 1), ("o", -1.5, 2)]]
+    reported = [[(one.text, one.logprob, one.rank) for one in token] for token in event.tokens]
+    assert reported == [[("o", -1.5, 2), ("n", -0.25, 1), ("o", -1.5, 2)]]
     assert [len(token.top) for token in echo.logprobs] == [1]
 
 
 @pytest.mark.parametrize("echo", [Echo("The "), None])
-def test_a_prompt_alone_tells_and_counts_no_token(tokenizer: Tokenizer, echo: Echo | None) -> None:
+def test_a_prompt_alone_reports_and_counts_no_token(
+    tokenizer: Tokenizer, echo: Echo | None
+) -> None:
     choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=echo, is_empty=True)
     sampled = ids_of(tokenizer, "yes")[:1]
     step = SequenceStep(
         sequence_id="r/0", token_ids=sampled, finish_reason="length", num_output_tokens=1
     )
-    events = tell(answer_of(choice), [step])
-    assert Folded(events).told == ([] if echo is None else [["text", "The "]])
+    events = events_of_steps(answer_of(choice), [step])
+    assert Folded(events).reported == ([] if echo is None else [["text", "The "]])
     (finished,) = (event for event in events if isinstance(event, Finished))
     assert finished.usage.completion_tokens == 0
 
 
 @given(cuts=st.lists(st.integers(0, 40), max_size=4))
-def test_token_ids_are_told_up_to_the_stop(tokenizer: Tokenizer, cuts: list[int]) -> None:
+def test_token_ids_are_reported_up_to_the_stop(tokenizer: Tokenizer, cuts: list[int]) -> None:
     ids = ids_of(tokenizer, "one two three four")
     choice = Choice(request_id="r", text=text_of(tokenizer, stop=["three"]), returns_token_ids=True)
-    events = tell(answer_of(choice), steps_of(ids, cuts))
-    told = [one for event in events if isinstance(event, OutputTokens) for one in event.token_ids]
+    events = events_of_steps(answer_of(choice), steps_of(ids, cuts))
+    reported = [
+        one for event in events if isinstance(event, OutputTokens) for one in event.token_ids
+    ]
     text = "".join(event.text for event in events if isinstance(event, Delta))
     assert text == "one two "
-    assert told == ids[: len(told)]
-    assert b"three" in b"".join(map(tokenizer.bytes_of, told))
-    assert len(told) == choice.num_output_tokens < len(ids)
+    assert reported == ids[: len(reported)]
+    assert b"three" in b"".join(map(tokenizer.bytes_of, reported))
+    assert len(reported) == choice.num_output_tokens < len(ids)
 
 
-def test_token_ids_are_told_only_where_asked_for(tokenizer: Tokenizer) -> None:
+def test_token_ids_are_reported_only_where_asked_for(tokenizer: Tokenizer) -> None:
     events = events_of(tokenizer, "one")
     assert not any(isinstance(event, OutputTokens) for event in events)

@@ -223,7 +223,7 @@ def test_a_frame_delivered_twice_is_prepared_once(
     assert len(neuron.engine.sent) == 1
 
 
-def test_the_engine_hears_who_asks_and_shares_nothing_of_theirs(
+def test_the_engine_gets_who_asks_and_shares_nothing_of_theirs(
     make_neuron: Callable[..., Neuron], wait_until: Callable[..., None]
 ) -> None:
     neuron = make_neuron()

@@ -64,7 +64,7 @@ def parking() -> Iterator[Parking]:
     made.lane.stop()
 
 
-def test_the_same_account_and_model_wait_and_others_go_on(
+def test_the_same_account_and_model_wait_and_others_continue(
     parking: Parking, wait_until: WaitUntil
 ) -> None:
     for index in range(10):

@@ -90,7 +90,7 @@ def test_nothing_waits_for_a_redis_that_stands_still(
         marks.close()
 
 
-def test_marks_go_on_after_a_lost_connection(
+def test_marks_continue_after_a_lost_connection(
     redis_url: str, redis_db: redis.Redis, wait_until: WaitUntil
 ) -> None:
     marks = PreparingMarks(connect(redis_url), neuron="n1", epoch="e1")

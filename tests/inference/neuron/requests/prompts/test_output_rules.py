@@ -60,7 +60,9 @@ def _grammars(request: GenerationRequest, text: ModelText) -> list[dict[str, Any
 @pytest.mark.parametrize(
     "demand", [{"regex": "("}, {"grammar": "start: nothing"}, {"grammar": "root ::= ("}]
 )
-def test_what_is_no_grammar_is_told_of_its_place(text: ModelText, demand: dict[str, Any]) -> None:
+def test_what_is_no_grammar_is_refused_at_its_place(
+    text: ModelText, demand: dict[str, Any]
+) -> None:
     failure = _refusal(_request(OutputFormat(path="guided_grammar", **demand)), text)
     assert (failure.code, failure.param) == ("invalid_grammar", "guided_grammar")
 
@@ -231,7 +233,7 @@ def test_a_call_is_forced_on_a_model_of_an_unknown_form(text: ModelText) -> None
     assert parts == [CallStarted("f"), CallArguments("{}")]
 
 
-def test_a_model_without_grammars_says_so(thinking_dir: Path) -> None:
+def test_a_model_without_grammars_reports_it(thinking_dir: Path) -> None:
     problem = "its tokenizer cannot be read"
     text = model_text(thinking_dir, chat_template=CHAT_TEMPLATE, grammar_problem=problem)
     assert "structured_output" not in text.capabilities

@@ -57,8 +57,8 @@ SMALL, WIDE = _image(64, 64), _image(128, 64, "b")
 
 
 def _user(*parts: str | ImageRef) -> ChatMessage:
-    said = "\n".join(part for part in parts if isinstance(part, str))
-    return ChatMessage(role="user", content=said, parts=list(parts))
+    text_of_prompt = "\n".join(part for part in parts if isinstance(part, str))
+    return ChatMessage(role="user", content=text_of_prompt, parts=list(parts))
 
 
 def _seeing(directory: Path, **report: object) -> ModelText:
@@ -101,9 +101,9 @@ def test_images_stand_between_the_words_in_their_order(seeing_dir: Path) -> None
     text = _seeing(seeing_dir)
     prepared = _prepare(text, _user("The", SMALL, "capital", WIDE))
     (prompt,) = prepared.prompts
-    said = "".join(text.tokenizer.bytes_of(token).decode() for token in prompt)
+    text_of_prompt = "".join(text.tokenizer.bytes_of(token).decode() for token in prompt)
     pad = "<|image_pad|>"
-    assert said.split("<|im_end|>")[0] == (
+    assert text_of_prompt.split("<|im_end|>")[0] == (
         f"<|im_start|>user\nThe<|vision_start|>{pad * 4}<|vision_end|>"
         f"capital<|vision_start|>{pad * 8}<|vision_end|>"
     )
@@ -118,8 +118,8 @@ def test_images_are_counted_as_they_are_computed(seeing_dir: Path) -> None:
     chat = ChatInput(messages=[_user("The", SMALL), _user(WIDE)])
     (prompt,) = _prepare(text, *chat.messages).prompts
     assert count_tokens(TokenCountRequest(model="m", input=chat), text) == len(prompt)
-    told = tokenized("r", TokenizeRequest(model="m", input=chat), text)
-    assert told.token_ids == prompt
+    answer = tokenized("r", TokenizeRequest(model="m", input=chat), text)
+    assert answer.token_ids == prompt
 
 
 def test_what_a_tool_returned_may_be_an_image(seeing_dir: Path) -> None:
@@ -154,11 +154,11 @@ def test_a_system_turn_that_has_no_place_leads_the_users_parts(seeing_dir: Path)
     (prompt,) = _prepare(
         text, ChatMessage(role="system", content="The"), _user(SMALL, "capital")
     ).prompts
-    said = "".join(text.tokenizer.bytes_of(token).decode() for token in prompt)
-    assert said == f"The\n\n{'<|image_pad|>' * 4}capital"
+    text_of_prompt = "".join(text.tokenizer.bytes_of(token).decode() for token in prompt)
+    assert text_of_prompt == f"The\n\n{'<|image_pad|>' * 4}capital"
 
 
-def test_a_model_that_reads_text_says_so(byte_level_dir: Path) -> None:
+def test_a_model_that_reads_text_reports_it(byte_level_dir: Path) -> None:
     failure = _refusal(model_text(byte_level_dir), _user("The", SMALL))
     assert (failure.code, failure.param) == ("vision_unsupported", "messages")
     with pytest.raises(RequestRefusedError):
@@ -200,7 +200,7 @@ def test_old_turns_with_images_are_left_out_where_they_may_be(seeing_dir: Path) 
     assert prepared.num_lost_turns == 1
 
 
-def test_models_that_see_say_so(seeing_dir: Path, byte_level_dir: Path) -> None:
+def test_models_that_see_report_it(seeing_dir: Path, byte_level_dir: Path) -> None:
     assert "vision" in _seeing(seeing_dir).capabilities
     assert "vision" not in model_text(byte_level_dir).capabilities
 

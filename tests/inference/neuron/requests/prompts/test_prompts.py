@@ -111,7 +111,7 @@ def test_the_fingerprint_is_of_what_answers(byte_level_dir: Path) -> None:
     assert made != model_text(byte_level_dir, chat_template="x").fingerprint
 
 
-def test_capabilities_are_what_the_files_say(byte_level_dir: Path, thinking_dir: Path) -> None:
+def test_capabilities_are_what_the_files_report(byte_level_dir: Path, thinking_dir: Path) -> None:
     always = {"chat", "completions", "logprobs", "structured_output"}
     takes_tools = "{{ tools }}<tool_call>"
     for directory, template, more in (
@@ -142,8 +142,8 @@ def test_a_text_that_cannot_fit_is_refused_by_its_size_alone(
             prepared(text, prompt)
         failure = refused.value.failure
         assert (failure.code, failure.param) == ("context_length_exceeded", param)
-        for said in ("100 tokens", "at least 10", f"more than {most}"):
-            assert said in failure.message
+        for words in ("100 tokens", "at least 10", f"more than {most}"):
+            assert words in failure.message
 
 
 def test_what_may_fit_by_its_size_is_counted(byte_level_dir: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_prompt_that_opens_the_block_is_noticed(thinking_dir: Path) -> None:
     assert not prepare(ask(input=a_chat()), text).thinking.is_open
 
 
-def test_an_answer_goes_on_from_its_start(thinking_dir: Path) -> None:
+def test_an_answer_continues_from_its_start(thinking_dir: Path) -> None:
     """After the thinking block, where the template opens one."""
     text = model_text(thinking_dir, chat_template=OPENS)
     for thinking, block in ((False, ""), (None, "<think>\n\n</think>\n\n")):

@@ -100,10 +100,10 @@ def test_last_words_are_bounded_and_the_newest_and_keep_an_earlier_summary() -> 
     assert len(text) < 5000 + MAX_LAST_CHARS + 200
 
 
-def test_what_the_user_said_stays_and_the_rest_is_one_item() -> None:
+def test_what_the_user_wrote_stays_and_the_rest_is_one_item() -> None:
     response = compacted(CONVERSATION, "Paris is sunny.")
-    *said, compaction = response["output"]
-    assert [item["content"][0]["text"] for item in said] == [
+    *kept_items, compaction = response["output"]
+    assert [item["content"][0]["text"] for item in kept_items] == [
         "Be brief.",
         "Weather in Paris?",
         "And in Oslo?",
@@ -114,7 +114,7 @@ def test_what_the_user_said_stays_and_the_rest_is_one_item() -> None:
     assert response["usage"]["total_tokens"] == 13
 
 
-def test_it_goes_on_from_what_came_back() -> None:
+def test_it_continues_from_what_came_back() -> None:
     output = compacted(CONVERSATION, "Paris is ☀, Oslo open.")["output"]
     body = json.dumps({"model": "m", "input": [*output, {"role": "user", "content": "Go on."}]})
     assert messages(openai_responses.parse(body.encode())) == [

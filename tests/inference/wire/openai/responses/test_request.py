@@ -139,9 +139,9 @@ def test_what_was_answered_can_be_sent_back(
     (body,) = filter(None, map(encoder.encode, events_of(answer, whole=False)))
     output = json.loads(body)["output"]
     messages = parse(input=output).generation.input.messages  # type: ignore[union-attr]
-    said = "".join(message.content or "" for message in messages)
+    joined = "".join(message.content or "" for message in messages)
     thought = "".join(message.reasoning or "" for message in messages).replace("\n", "")
-    assert said == "".join("".join(texts) for kind, texts in answer if kind == "text")
+    assert joined == "".join("".join(texts) for kind, texts in answer if kind == "text")
     assert thought == "".join(
         "".join(texts) for kind, texts in answer if kind == "thought"
     ).replace("\n", "")
@@ -190,19 +190,19 @@ for a field that is missing or ``null`` where it may not be."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_response_says_what_open_responses_requires(case: Case) -> None:
-    told = [
+def test_every_response_has_what_open_responses_requires(case: Case) -> None:
+    expected = [
         event["response"]
         for event in frames((case.path / "stream.sse").read_bytes())
         if "response" in event
     ]
-    for response in [*told, json.loads((case.path / "body.json").read_text())]:
+    for response in [*expected, json.loads((case.path / "body.json").read_text())]:
         for name, types in OPEN_RESPONSES_FIELDS.items():
             assert isinstance(response[name], types), name
         assert (response["completed_at"] is None) == (response["status"] != "completed")
 
 
-def test_what_the_models_defaults_made_of_it_is_said() -> None:
+def test_what_the_models_defaults_made_of_it_is_reported() -> None:
     encoder = parse(stream=True, top_p=0.5).stream_encoder(**MADE)
     before = frames(encoder.opening())[-1]["response"]
     assert (before["temperature"], before["top_p"]) == (1.0, 0.5)
@@ -237,11 +237,11 @@ def test_a_failure_ends_what_was_begun() -> None:
 
 def test_a_failure_before_anything_is_one_event() -> None:
     (event,) = frames(openai_responses_errors.error_frame(failing(), request_id="r"))
-    said = {"code": "neuron_lost", "message": "It went away.", "param": None}
+    joined = {"code": "neuron_lost", "message": "It went away.", "param": None}
     assert event == {
         "type": "error",
-        **said,
-        "error": {"type": "server_error", **said},
+        **joined,
+        "error": {"type": "server_error", **joined},
         "sequence_number": 0,
     }
     encoder = parse(stream=True).stream_encoder(**MADE)
@@ -288,7 +288,7 @@ def test_a_thought_travels_whole(thought: str) -> None:
 
 
 @pytest.mark.parametrize("given_text", ["", "helexa1", "helexa1.!", "helexa1._w==", "gAAAA"])
-def test_foreign_thoughts_are_refused(given_text: str) -> None:
+def test_thoughts_of_others_are_refused(given_text: str) -> None:
     with pytest.raises(ApiError):
         encrypted_content(given_text, "p")
 
@@ -359,7 +359,7 @@ def test_strict_schemas(schema: dict[str, Any], strict: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("effort", "thinking", "told"),
+    ("effort", "thinking", "expected"),
     [
         ("none", False, None),
         ("minimal", False, None),
@@ -368,9 +368,13 @@ def test_strict_schemas(schema: dict[str, Any], strict: bool) -> None:
         (None, None, None),
     ],
 )
-def test_reasoning_effort(effort: str | None, thinking: bool | None, told: str | None) -> None:
+def test_reasoning_effort(effort: str | None, thinking: bool | None, expected: str | None) -> None:
     chat: Any = parse(reasoning={"effort": effort}).generation.input
-    assert (chat.thinking, chat.reasoning_effort, chat.shows_reasoning) == (thinking, told, True)
+    assert (chat.thinking, chat.reasoning_effort, chat.shows_reasoning) == (
+        thinking,
+        expected,
+        True,
+    )
 
 
 def test_history_comes_between_the_instructions_and_the_input() -> None:

@@ -124,7 +124,7 @@ def _told(frames: bytes) -> list[dict[str, Any]]:
     return [json.loads(frame.partition(b"data: ")[2]) for frame in frames.split(b"\n\n")[:-1]]
 
 
-def test_one_that_has_ended_is_told_again() -> None:
+def test_one_that_has_ended_is_returned_again() -> None:
     events = _told(replay(ENDED, None, last_number=50))
     numbers = [event["sequence_number"] for event in events]
     assert numbers == [*range(len(events) - 1), 50]
@@ -141,7 +141,7 @@ def test_one_that_has_ended_is_told_again() -> None:
     ("status", "kind"),
     [("failed", "response.failed"), ("incomplete", "response.incomplete"), ("cancelled", "error")],
 )
-def test_who_has_seen_some_is_told_the_end(status: str, kind: str) -> None:
+def test_who_has_seen_some_gets_the_end(status: str, kind: str) -> None:
     ended = ENDED | {"status": status}
     for last_number, number in ((None, 42), (50, 50), (41, 42)):
         (event,) = _told(replay(ended, 41, last_number=last_number))
