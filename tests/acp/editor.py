@@ -1,4 +1,4 @@
-"""An editor for tests: the SDK's client, which remembers what it was told."""
+"""An editor for tests: the SDK's client, which remembers the updates it got."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Editor:
 
     def on_connect(self, conn: Any) -> None: ...
 
-    # What it was told.
+    # The updates it got.
 
     def updates_of(self, kind: str) -> list[Any]:
         return [one for one in self.updates if one.session_update == kind]

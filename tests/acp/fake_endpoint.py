@@ -1,4 +1,4 @@
-"""An LLM server of three dialects that says what tests write, on loopback."""
+"""An LLM server of three dialects that answers with the texts of tests, on loopback."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Refuse:
 
 @dataclass(slots=True)
 class Hang:
-    """Says ``text``, then nothing more. ``left`` is set when the client has closed the stream."""
+    """Sends ``text``, then nothing more. ``left`` is set when the client has closed the stream."""
 
     text: str = ""
     left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -32,7 +32,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class BreakOff:
-    """Says ``text`` and closes the connection without an end."""
+    """Sends ``text`` and closes the connection without an end."""
 
     text: str = ""
 

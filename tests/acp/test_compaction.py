@@ -1,4 +1,4 @@
-"""What is left out of a conversation that does not fit, and what never is."""
+"""The parts left out of a conversation that does not fit, and what never is."""
 
 from __future__ import annotations
 

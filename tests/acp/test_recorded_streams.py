@@ -1,4 +1,4 @@
-"""Streams in the shapes of other servers, after their public documentation: what they say."""
+"""Streams in the shapes of other servers, after their public documentation: their events."""
 
 from __future__ import annotations
 

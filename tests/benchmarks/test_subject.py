@@ -1,4 +1,4 @@
-"""The process of a subject: what its parent hears when it ends."""
+"""The process of a subject: the error of its parent when it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vLLM's process is told; vLLM itself is not part of the suite."""
+"""The environment of vLLM's process; vLLM itself is not part of the suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What serve tells the commands of its machine."""
+"""The file that serve writes for the commands of its machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``serve`` waits for before it says that it is ready."""
+"""What ``serve`` waits for before it reports that it is ready."""
 
 from __future__ import annotations
 
