@@ -14,10 +14,9 @@ from fleet import services
 from fleet.models import LoadJob
 from metering.actor import COMMAND
 from tests.fleet.hub.conftest import LLAMA, hub
-from tests.fleet.test_commands import Told as Command
-from tests.fleet.test_commands import told as output_of
+from tests.fleet.test_commands import RunCommand, run_command
 
-__all__ = ["hub", "output_of"]
+__all__ = ["hub", "run_command"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 GIB = 1024**3
@@ -58,15 +57,15 @@ def cards(build: Any, *gib: int) -> list[Any]:
 
 
 def test_a_plan_is_shown_with_its_alternatives_and_loads_nothing(
-    output_of: Command, beat: Any, build: Any, large: str
+    run_command: RunCommand, beat: Any, build: Any, large: str
 ) -> None:
     add("large", large)
     beat(devices=[*cards(build, 16, 12), build.device(free_memory_bytes=15 * GIB)])
-    text = output_of("models", "plan", "large")
+    text = run_command("models", "plan", "large")
     assert "large: 40 layers, 16.7 GiB of weights on cards" in text
     assert "beast cuda:0" in text and "beast cuda:1" in text
     assert "can be planned and not loaded yet" in text
-    found = json.loads(output_of("models", "plan", "large", "--json"))
+    found = json.loads(run_command("models", "plan", "large", "--json"))
     devices = [stage["device"] for stage in found["plan"]["stages"]]
     assert devices == ["cuda:0", "cuda:1"]
     assert found["plan"]["stages"][-1]["last_layer"] == 40
@@ -75,26 +74,28 @@ def test_a_plan_is_shown_with_its_alternatives_and_loads_nothing(
 
 
 def test_settings_bound_what_is_planned(
-    output_of: Command, beat: Any, build: Any, large: str
+    run_command: RunCommand, beat: Any, build: Any, large: str
 ) -> None:
     beat(devices=[*cards(build, 48), build.device(free_memory_bytes=15 * GIB)])
     add("packed", large, quantization="q4", device="cpu")
-    found = json.loads(output_of("models", "plan", "packed", "--json"))
+    found = json.loads(run_command("models", "plan", "packed", "--json"))
     (stage,) = found["plan"]["stages"]
     assert stage["device"] == "cpu"
     add("elsewhere", large, pinned_on=("attic",))
-    found = json.loads(output_of("models", "plan", "elsewhere", "--json"))
+    found = json.loads(run_command("models", "plan", "elsewhere", "--json"))
     assert (found["plan"], found["alternatives"]) == (None, [])
     assert "no device takes loads" in found["refusal"]
     add("ranks", large, tensor_parallel=2)
     with pytest.raises(CommandError, match="plans are of stages"):
-        output_of("models", "plan", "ranks")
+        run_command("models", "plan", "ranks")
 
 
-def test_what_is_missing_is_named(output_of: Command, beat: Any, build: Any, large: str) -> None:
+def test_what_is_missing_is_named(
+    run_command: RunCommand, beat: Any, build: Any, large: str
+) -> None:
     add("large", large)
     beat(devices=[*cards(build, 8), build.device(free_memory_bytes=2 * GIB)])
-    text = output_of("models", "plan", "large")
+    text = run_command("models", "plan", "large")
     assert "No plan: its 40 layers need" in text
     assert "cuda:0 of beast has 8.6 GB free" in text
     assert "were nothing loaded" not in text.partition("No plan")[0]
@@ -102,7 +103,7 @@ def test_what_is_missing_is_named(output_of: Command, beat: Any, build: Any, lar
 
 @pytest.mark.usefixtures("hub")
 def test_a_host_without_gguf_is_named(
-    output_of: Command, beat: Any, build: Any, monkeypatch: pytest.MonkeyPatch
+    run_command: RunCommand, beat: Any, build: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beat(devices=[build.device()])
     add("packed", "huggingface:org/tiny-gguf", file="Q8_0")
@@ -112,19 +113,19 @@ def test_a_host_without_gguf_is_named(
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setitem(sys.modules, "gguf.constants", None)
     with pytest.raises(CommandError, match="this host has no package gguf"):
-        output_of("models", "plan", "packed")
+        run_command("models", "plan", "packed")
 
 
 @pytest.mark.usefixtures("hub")
 def test_a_model_of_the_hub_need_not_be_downloaded(
-    output_of: Command, beat: Any, build: Any
+    run_command: RunCommand, beat: Any, build: Any
 ) -> None:
     beat(devices=[build.device()])
     add("dense", "huggingface:org/dense")
-    assert "dense: 2 layers" in output_of("models", "plan", "dense")
+    assert "dense: 2 layers" in run_command("models", "plan", "dense")
     add("strange", "huggingface:org/strange")
     with pytest.raises(CommandError, match=r"cannot be planned: .*reformer"):
-        output_of("models", "plan", "strange")
+        run_command("models", "plan", "strange")
     add("wheel", "pypi:tiny-model-that-is-nowhere")
     with pytest.raises(CommandError, match="not downloaded on this host"):
-        output_of("models", "plan", "wheel")
+        run_command("models", "plan", "wheel")
