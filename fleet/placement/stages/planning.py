@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import Literal
 
+from fleet.placement.devices.needs import WANTED_CONTEXTS
 from fleet.placement.stages.candidates import Candidate, candidates_of
 from fleet.placement.stages.devices import StageDevice
 from fleet.placement.stages.layer_memory import BLOCK_TOKENS, NUM_STATES, LayerMemory
@@ -23,7 +24,6 @@ from inference.loading.costs.model_costs import ModelCosts
 Spread = Literal["device", "host", "fleet"]
 """The most that one replica may lie on."""
 KV_TOKENS = MANY * TOKENS_PER_REQUEST
-WANTED_CONTEXTS = 4
 
 
 def plan_stages(
