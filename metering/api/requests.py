@@ -105,6 +105,7 @@ class RequestsView(RequestView):
             OpenApiParameter(name, description=words) for name, words in PARAMETERS.items()
         ],
         responses=RequestPageShape,
+        operation_id="requests_list",
     )
     def get(self, call: Call) -> Response:  # type: ignore[override]
         visible = _visible(cast(Caller, call.auth))

@@ -72,7 +72,10 @@ def entries(using: str) -> list[str]:
     return sorted(LedgerEntry.objects.using(using).values_list("request_id", flat=True))
 
 
-def test_a_database_that_answers_costs_no_file(using: str, start: Any, directory: Path) -> None:
+def test_a_database_that_answers_costs_no_file(
+    using: str, start: Any, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "SPOOL_AFTER_S", LONG_S)
     gateway = start()
     gateway.writer.settle(settle(budgets=()))
     gateway.flush()
