@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import OpenApiResponse, extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -14,6 +14,8 @@ from fleet.api.access import FleetView
 from fleet.live import reading as live
 from fleet.overview.stage_plans import NOT_LOADED_YET, stage_plan
 from fleet.placement.stages import StagePlan
+from metering.api.problems import CONTENT_TYPE
+from metering.api.schema import Problem
 
 
 class StageShape(serializers.Serializer[Any]):
@@ -63,7 +65,12 @@ class ModelPlanView(FleetView):
     pagination_class = None
     serializer_class = ModelPlanShape
 
-    @extend_schema(responses=ModelPlanShape)
+    @extend_schema(
+        responses={
+            200: ModelPlanShape,
+            (409, CONTENT_TYPE): OpenApiResponse(Problem, description="no plan can be made of it"),
+        }
+    )
     def get(self, request: Request, name: str) -> Response:
         entry = selectors.model_known(name).entry()
         snapshot = live.read_snapshot_sync(live.redis_client())
