@@ -36,7 +36,7 @@ class Policy(Protocol):
     name: str
 
     def load_for(self, model: str, fleet: SimFleet, now_s: float) -> Start | None:
-        """Where a model without a replica is loaded; ``None``: not now."""
+        """The load of a model that has no replica; ``None``: it is not loaded now."""
         ...
 
     def tick(

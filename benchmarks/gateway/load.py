@@ -73,7 +73,7 @@ class Client(asyncio.Protocol):
         self._failed = failed
         self._answer = bytearray()
         self._end: int | None = None
-        """Where the answer ends, in bytes, once the server has sent its length."""
+        """The answer's size in bytes, once the server has sent its length."""
         self._head_end = -1
         self._sent_s = 0.0
         self.stopping = False

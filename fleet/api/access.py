@@ -73,7 +73,7 @@ class Page(LimitOffsetPagination):
         return _number(request, "offset", 0, 0, MAX_OFFSET)
 
     def get_next_link(self) -> str | None:
-        """Of a request. A command has no URL, and counts the rows."""
+        """``None`` also for a command, which has no URL and counts the rows."""
         return super().get_next_link() if isinstance(self.request, Request) else None
 
     def get_paginated_response(self, data: Any) -> Response:

@@ -59,8 +59,8 @@ class ModelPlanShape(serializers.Serializer[Any]):
 
 
 class ModelPlanView(FleetView):
-    """Where the model would lie, with predictions from makers' figures, and what else would fit.
-    Loads nothing; a model of the hub need not be downloaded."""
+    """The plan of a model: the devices that would hold it, predictions from makers' figures, and
+    its alternatives. Loads nothing; a model of the hub need not be downloaded."""
 
     pagination_class = None
     serializer_class = ModelPlanShape

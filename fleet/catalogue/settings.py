@@ -541,4 +541,4 @@ DEFAULTS: dict[str, SettingValue] = {
     for described in fields(CatalogueSettings)
     if described.default is not MISSING
 }
-"""Of every setting that has one, by its name."""
+"""The default of every setting that has one, by the setting's name."""

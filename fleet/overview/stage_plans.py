@@ -29,7 +29,7 @@ from inference.settings.storage import DATA_DIR
 
 MIB = 1024**2
 FEWER_TOKENS = (4096, 256)
-"""Of keys and values, where there is no room for ``KV_TOKENS``."""
+"""Plans with room for so many tokens follow where none has room for ``KV_TOKENS``."""
 NOT_LOADED_YET = (
     "More than one stage, and experts apart in host memory, can be planned and not loaded yet: "
     "loads go to one device"
@@ -46,7 +46,7 @@ class Alternative:
 class PlannedModel:
     costs: ModelCosts
     kv_tokens: int
-    """Of keys and values, that each plan has room for at least."""
+    """Each plan has room for the keys and values of at least so many tokens."""
     plan: StagePlan | None
     refusal: StageRefusal | None
     alternatives: tuple[Alternative, ...]
@@ -85,7 +85,7 @@ def stage_plan(entry: CatalogueEntry, snapshot: FleetSnapshot) -> PlannedModel:
 def _devices(
     entry: CatalogueEntry, snapshot: FleetSnapshot, *, is_empty: bool = False
 ) -> list[StageDevice]:
-    """Those that the model may be on."""
+    """The devices that the model may be on."""
     least_bytes = (entry.min_device_vram_mb or 0) * MIB
     large = {
         (neuron.name, info.kind, info.index)

@@ -153,7 +153,7 @@ def _before(request_id: str, visible: RequestFilter) -> RequestRecord | None:
 
 
 def _next_url(call: Call, last: RequestRecord) -> str | None:
-    """Of a request. A command has no URL."""
+    """``None`` for a command, which has no URL."""
     if not isinstance(call, Request):
         return None
     return str(replace_query_param(call.build_absolute_uri(), "before", last.request_id.hex))
